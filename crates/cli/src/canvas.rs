@@ -3,17 +3,16 @@
 
 mod api;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use serde::Deserialize;
 use tandem_gradebook::Gradebook;
 use tandem_gradebook::exports::{Target, Written, keep};
 use tandem_gradebook::store::SheetFile;
-use tandem_grading::export::{Choice, Format};
+use tandem_grading::export::Choice;
 use tandem_grading::{CriterionDraft, Draft, LevelDraft};
 
 use self::api::{Assignment, Canvas, Criterion, Submission};
@@ -21,10 +20,16 @@ use crate::environment::Environment;
 use crate::progress::Reporter;
 use crate::{course, files, output};
 
+/// So many students may be refused before nobody else is tried.
+const MAX_REFUSED: usize = 20;
+/// What Canvas's own table has for who is excused.
+const EXCUSED: &str = "EX";
 /// Most bytes of a file with a token.
 const MAX_TOKEN_BYTES: u64 = 4 << 10;
 /// Most bytes of a file's name.
 const MAX_NAME_BYTES: usize = 150;
+/// Most letters of a student's name in that of a file.
+const MAX_LETTERS: usize = 30;
 /// The column of the grade in the table of a course, and its rows before those of students.
 const GRADE: usize = 5;
 const HEAD: usize = 2;
@@ -158,32 +163,67 @@ async fn found(canvas: &Canvas, place: &Place) -> anyhow::Result<(Assignment, Ve
 async fn fetch(canvas: &Canvas, arguments: &Fetch) -> anyhow::Result<ExitCode> {
     let (assignment, all) = found(canvas, &arguments.place).await?;
     let out = &arguments.out;
+    if out.exists() {
+        bail!(
+            "{} is there already: name another --out, or delete it",
+            out.display()
+        );
+    }
     files::make_private(out)?;
     let folder = out.join("submissions");
     std::fs::create_dir(&folder)?;
-    let (mut students, mut groups) = (0, BTreeSet::new());
+    let (mut students, mut groups, mut missing) = (0, BTreeSet::new(), Vec::new());
     let reporter = Reporter::new("fetching", all.len());
     for one in &all {
-        // Canvas gives the grade of one to all of a group.
+        // Canvas gives the grade of one to all of a group: the first who has its work.
         let group = one.group.as_ref().and_then(|group| group.id);
-        let is_first = group.is_none_or(|id| !assignment.is_of_groups() || groups.insert(id));
-        if is_first && write_submission(canvas, one, &folder).await? {
+        let group = group.filter(|_| assignment.is_of_groups());
+        if group.is_some_and(|id| groups.contains(&id)) {
+            reporter.advance();
+            continue;
+        }
+        let faults = missing.len();
+        if write_submission(canvas, one, &folder, &mut missing).await? {
             students += 1;
+            groups.extend(group.filter(|_| missing.len() == faults));
         }
         reporter.advance();
     }
     reporter.finish();
     std::fs::write(out.join("gradebook.csv"), table(&assignment, &all)?)?;
     let rubric = rubric(&assignment);
-    std::fs::write(out.join("rubric.yaml"), rubric.source())?;
-    let shown = out.display();
+    let has_rubric = !rubric.criteria.is_empty();
+    if has_rubric {
+        std::fs::write(out.join("rubric.yaml"), rubric.source())?;
+    }
+    let place = out.display();
     output::print(&format!(
-        "{students} of {} students handed something in: {shown}/submissions\n\
-         students and grades: {shown}/gradebook.csv\nrubric, to be looked through: {shown}/rubric.yaml, {} criteria",
-        all.len(),
-        rubric.criteria.len()
+        "{students} of {} students or groups handed something in: {place}/submissions\n\
+         students and grades: {place}/gradebook.csv",
+        all.len() - assigned_to_others(&assignment, &all)
     ))?;
-    Ok(ExitCode::SUCCESS)
+    output::print(&match has_rubric {
+        true => format!(
+            "rubric, to be looked through: {place}/rubric.yaml, {} criteria",
+            rubric.criteria.len()
+        ),
+        false => "Canvas has no rubric: begin one on the page of a new assignment".to_owned(),
+    })?;
+    for fault in &missing {
+        output::print(&format!("not fetched: {fault}"))?;
+    }
+    Ok(match missing.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(course::SOME_LEFT),
+    })
+}
+
+/// How many students stand behind another one of their group.
+fn assigned_to_others(assignment: &Assignment, all: &[Submission]) -> usize {
+    let groups = all.iter().filter_map(|one| one.group.as_ref()?.id);
+    let groups: Vec<u64> = groups.filter(|_| assignment.is_of_groups()).collect();
+    let different: BTreeSet<&u64> = groups.iter().collect();
+    groups.len() - different.len()
 }
 
 /// Writes what a student handed in under the names that Canvas's own zip has; false if that is nothing.
@@ -191,11 +231,13 @@ async fn write_submission(
     canvas: &Canvas,
     one: &Submission,
     folder: &Path,
+    missing: &mut Vec<String>,
 ) -> anyhow::Result<bool> {
     let user = one.user.as_ref();
     let name = user.and_then(|user| user.sortable_name.as_deref().or(user.name.as_deref()));
     let letters = name.unwrap_or_default().to_lowercase();
-    let letters: String = letters.chars().filter(|c| c.is_alphanumeric()).collect();
+    let letters = letters.chars().filter(|c| c.is_alphanumeric());
+    let letters: String = letters.take(MAX_LETTERS).collect();
     let is_number = letters.bytes().all(|b| b.is_ascii_digit());
     let late = if one.late { "_LATE" } else { "" };
     let student = if is_number { "student" } else { "" };
@@ -212,8 +254,12 @@ async fn write_submission(
     for attachment in &one.attachments {
         let file = plain(attachment.display_name.as_deref().unwrap_or("file"));
         let path = folder.join(format!("{begin}_{}_{file}", attachment.id));
-        let fetched = canvas.fetch(attachment, &path).await;
-        fetched.with_context(|| format!("the file {} of student {}", file, one.user_id))?;
+        if let Err(error) = canvas.fetch(attachment, &path).await {
+            // What came of it would look whole.
+            let _ = std::fs::remove_file(&path);
+            let (name, why) = (name.unwrap_or_default(), output::explain(&error));
+            missing.push(format!("{} of {}: {why}", shown(&file), shown(name)));
+        }
     }
     Ok(text.is_some() || !one.attachments.is_empty())
 }
@@ -237,7 +283,9 @@ fn plain(name: &str) -> String {
 /// The students of an assignment with the grades that they have, as Canvas's own gradebook has them.
 fn table(assignment: &Assignment, all: &[Submission]) -> anyhow::Result<Vec<u8>> {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    let column = format!("{} ({})", assignment.name, assignment.id);
+    // What may be taken for the mark between cells is none.
+    let title = shown(&assignment.name).replace(';', ",");
+    let column = format!("{title} ({})", assignment.id);
     let known = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"];
     writer.write_record(known.into_iter().chain([column.as_str()]))?;
     let points = assignment.points_possible.map(|p| p.to_string());
@@ -252,8 +300,12 @@ fn table(assignment: &Assignment, all: &[Submission]) -> anyhow::Result<Vec<u8>>
             ],
             None => [None; 3],
         };
-        let [name, school, login] = cells.map(|cell| cell.cloned().unwrap_or_default());
-        let score = one.score.map(|score| score.to_string()).unwrap_or_default();
+        let [name, school, login] = cells.map(|cell| shown(cell.map_or("", String::as_str)));
+        let score = match (one.excused, one.given()) {
+            (Some(true), _) => EXCUSED.to_owned(),
+            (_, Some(score)) => score.to_string(),
+            (_, None) => String::new(),
+        };
         let id = one.user_id.to_string();
         writer.write_record([&name, &id, &school, &login, "", &score])?;
     }
@@ -370,46 +422,81 @@ async fn send(
         with_feedback: false,
     };
     let (written, counts) = course::preview(&gradebook, ours.id, &Target::Sheet(file, choice))?;
-    let texts = match arguments.with_feedback {
-        true => texts(&gradebook, ours.id)?,
-        false => BTreeMap::new(),
-    };
-    let parcels = parcels(&written, &all, &texts)?;
+    let stale = stale(&gradebook, &written, &all)?;
+    let parcels = parcels(&written, &all, &stale, arguments.with_feedback)?;
     output::print(&course::account(&written, &counts, false))?;
-    let comments = parcels.iter().filter(|one| one.comment.is_some()).count();
-    if arguments.with_feedback {
-        output::print(&format!("{comments} comments are not there yet"))?;
+    for (user, _) in &stale {
+        let name = all.iter().find(|one| one.user_id == *user).map(name_of);
+        output::print(&format!(
+            "left out: {}: handed in again in Canvas since it was taken in; fetch it again",
+            name.unwrap_or_default()
+        ))?;
+    }
+    if ours.title.trim() != theirs.name.trim() {
+        output::print(&format!(
+            "the assignment is \"{}\" in Canvas and \"{}\" here",
+            shown(&theirs.name),
+            ours.title
+        ))?;
+    }
+    for one in parcels.iter().filter(|one| one.comment.is_some()) {
+        output::print(&format!("comment: {}", one.name))?;
     }
     if !arguments.dry_run {
-        deliver(canvas, &arguments.place, &theirs, &parcels).await?;
+        let refused = deliver(canvas, &arguments.place, &theirs, &parcels).await?;
+        for why in &refused {
+            output::print(&format!("not in Canvas as it should be: {why}"))?;
+        }
+        let sent = parcels.len() - refused.len();
+        output::print(&format!("sent to Canvas: {sent} students"))?;
+        if !refused.is_empty() {
+            return Ok(ExitCode::FAILURE);
+        }
         keep(gradebook.store(), ours.id, &written)?;
-        output::print(&format!("sent to Canvas: {} students", parcels.len()))?;
     }
-    Ok(course::exit_code(&written))
+    match stale.is_empty() {
+        true => Ok(course::exit_code(&written)),
+        false => Ok(ExitCode::from(course::SOME_LEFT)),
+    }
 }
 
-/// The feedback that was approved, by the name of the submission.
-fn texts(gradebook: &Gradebook, assignment: i64) -> anyhow::Result<BTreeMap<String, String>> {
-    #[derive(Deserialize)]
-    struct Grades {
-        submissions: Vec<One>,
+/// A student as Canvas's own table has them.
+fn name_of(one: &Submission) -> String {
+    let user = one.user.as_ref();
+    let name = user.and_then(|user| user.sortable_name.as_deref().or(user.name.as_deref()));
+    shown(name.unwrap_or_default())
+}
+
+/// Students who handed in again since their work was taken in, each with that work's place.
+fn stale(
+    gradebook: &Gradebook,
+    written: &Written,
+    all: &[Submission],
+) -> anyhow::Result<Vec<(u64, usize)>> {
+    let mut stale = Vec::new();
+    for filled in &written.export.filled {
+        let one = all.get(filled.place.wrapping_sub(HEAD));
+        let Some((one, at)) = one.and_then(|one| Some((one, one.submitted_at.as_ref()?))) else {
+            continue;
+        };
+        let work = written.works[filled.row].0;
+        let taken_in = gradebook.store().read_now(|reader| reader.taken_in(work))?;
+        let at: jiff::Timestamp = at
+            .parse()
+            .with_context(|| format!("Canvas says \"{}\" for a time", shown(at)))?;
+        if at.as_millisecond() > taken_in {
+            stale.push((one.user_id, filled.row));
+        }
     }
-    #[derive(Deserialize)]
-    struct One {
-        name: String,
-        feedback: String,
-    }
-    let (written, _) = course::preview(gradebook, assignment, &Target::File(Format::Json))?;
-    let grades: Grades = serde_json::from_slice(&written.export.bytes)?;
-    let texts = grades.submissions.into_iter();
-    Ok(texts.map(|one| (one.name, one.feedback)).collect())
+    Ok(stale)
 }
 
 /// What is not in Canvas yet, of the grades that a table was filled in with.
 fn parcels(
     written: &Written,
     all: &[Submission],
-    texts: &BTreeMap<String, String>,
+    stale: &[(u64, usize)],
+    with_feedback: bool,
 ) -> anyhow::Result<Vec<Parcel>> {
     let mut reader = csv::ReaderBuilder::new()
         .has_headers(false)
@@ -418,22 +505,25 @@ fn parcels(
         .records()
         .collect::<Result<Vec<csv::StringRecord>, _>>()?;
     let mut parcels = Vec::new();
-    for (row, work) in &written.export.filled {
-        let (Some(cells), Some(one)) = (rows.get(*row), all.get(row.wrapping_sub(HEAD))) else {
+    for filled in &written.export.filled {
+        let row = filled.place;
+        let (Some(cells), Some(one)) = (rows.get(row), all.get(row.wrapping_sub(HEAD))) else {
             bail!("row {row} of the table is no student's");
         };
+        if stale.iter().any(|(user, _)| *user == one.user_id) {
+            continue;
+        }
         let cell = cells.get(GRADE).unwrap_or_default();
         let points: f64 = cell.parse()?;
         let is_there = one
-            .score
+            .given()
             .is_some_and(|score| (score - points).abs() < f64::EPSILON);
-        let text = texts.get(&written.works[*work].1);
-        let text = text.filter(|text| !text.trim().is_empty() && !has_comment(one, text));
+        let text = Some(&filled.feedback).filter(|text| with_feedback && !text.trim().is_empty());
         let parcel = Parcel {
             user: one.user_id,
-            name: cells.get(0).unwrap_or_default().to_owned(),
+            name: name_of(one),
             points: (!is_there).then(|| cell.to_owned()),
-            comment: text.cloned(),
+            comment: text.filter(|text| !has_comment(one, text)).cloned(),
         };
         if parcel.points.is_some() || parcel.comment.is_some() {
             parcels.push(parcel);
@@ -445,26 +535,35 @@ fn parcels(
 /// Whether somebody has said the same there, however it is broken into lines.
 fn has_comment(one: &Submission, text: &str) -> bool {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let is_same =
+        |there: &str| words(there) == words(text) || words(&readable(there)) == words(text);
     let comments = one.submission_comments.iter();
     let mut comments = comments.filter_map(|comment| comment.comment.as_deref());
-    comments.any(|there| words(there) == words(text))
+    comments.any(is_same)
 }
 
-/// Sends all, one after the other. What was sent is there: the next time it is not sent again.
+/// Sends all, one after the other; returns who is not as it should be, and why. What was sent is not sent again. Ends at once
+/// where Canvas does not answer at all.
 async fn deliver(
     canvas: &Canvas,
     place: &Place,
     assignment: &Assignment,
     parcels: &[Parcel],
-) -> anyhow::Result<()> {
-    for (sent, one) in parcels.iter().enumerate() {
+) -> anyhow::Result<Vec<String>> {
+    let mut refused = Vec::new();
+    for one in parcels {
         let at = (place.course, place.assignment);
         let what = (one.points.as_deref(), one.comment.as_deref());
         let graded = canvas.grade(at, one.user, what, assignment.is_of_groups());
-        graded.await.with_context(|| {
-            let (of, name) = (parcels.len(), shown(&one.name));
-            format!("{name}: not sent; {sent} of {of} were, and are not sent again")
-        })?;
+        if let Err(error) = graded.await {
+            refused.push(format!("{}: {}", one.name, output::explain(&error)));
+        }
+        if refused.len() > MAX_REFUSED {
+            bail!(
+                "nothing more was sent, as too much is refused: {}",
+                refused.join("; ")
+            );
+        }
     }
-    Ok(())
+    Ok(refused)
 }

@@ -10,7 +10,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use tandem_cluster::Public;
 use tandem_gradebook::exports::{self, Counts, ExportError, Target, Written, keep};
-use tandem_gradebook::store::{Assignment, SheetFile};
+use tandem_gradebook::store::{Assignment, Reader, SheetFile};
 use tandem_gradebook::{Gradebook, Scope};
 use tandem_grading::export::{Choice, Format, Refusal, outline};
 use tandem_grading::limits::{DEFAULT_NODE_WAIT, MAX_TABLE_BYTES};
@@ -22,7 +22,7 @@ use crate::setup::Setup;
 use crate::{files, output, shutdown, tables};
 
 /// Exit status if something that is approved is not in the file.
-const SOME_LEFT: u8 = 3;
+pub const SOME_LEFT: u8 = 3;
 
 /// Arguments of `tandem course`.
 #[derive(Args)]
@@ -167,12 +167,17 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
             let scope = match &arguments.student {
                 None => Scope::Assignment(assignment.id),
                 Some(name) => {
-                    let found = gradebook
-                        .store()
-                        .read_now(|r| r.current(assignment.id, name))?;
-                    Scope::Student(found.with_context(|| {
-                        format!("nobody is called \"{name}\" in {}", assignment.title)
-                    })?)
+                    let read = |reader: &Reader<'_>| reader.works(assignment.id);
+                    let works = gradebook.store().read_now(read)?;
+                    let mut found = works.iter().filter(|work| work.name == *name);
+                    match (found.next(), found.next()) {
+                        (Some(one), None) => Scope::Student(one.id),
+                        (None, _) => bail!("nobody is called \"{name}\" in {}", assignment.title),
+                        _ => bail!(
+                            "several are called \"{name}\" in {}: delete on their pages",
+                            assignment.title
+                        ),
+                    }
                 }
             };
             delete(&gradebook, scope, arguments.dry_run)?;

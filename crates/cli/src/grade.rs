@@ -270,13 +270,20 @@ impl Arguments {
         for one in &mut submissions {
             one.leave_out(|name| self.leave_out.iter().any(|pattern| is_like(pattern, name)));
         }
+        let roster = self.roster.as_deref().map(read_roster).transpose()?;
         if !self.tests.is_empty() {
-            let found = add_test_results(&mut submissions, &self.tests)?;
+            let known = submissions
+                .iter()
+                .map(|one| (one.name.as_str(), &one.origin));
+            let known: Vec<_> = known.collect();
+            let listed = roster.as_ref();
+            let listed = listed.map(|sheet| export::attendance(&sheet.bytes, &known));
+            let listed = listed.transpose()?.unwrap_or_default();
+            let found = add_test_results(&mut submissions, &listed.students, &self.tests)?;
             for line in tables::test_results(&found, submissions.len()) {
                 eprintln!("tandem: {line}");
             }
         }
-        let roster = self.roster.as_deref().map(read_roster).transpose()?;
         if let Some(roster) = &roster {
             hide_people(&mut submissions, roster);
         }

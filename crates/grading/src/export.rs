@@ -143,6 +143,17 @@ pub struct Left {
     pub why: String,
 }
 
+/// A grade that stands in a teacher's own file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filled {
+    /// Its row there.
+    pub place: usize,
+    /// Place of the submission in the rows.
+    pub row: usize,
+    /// The feedback that was approved with it.
+    pub feedback: String,
+}
+
 /// What an export writes, and what is to be known of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Export {
@@ -152,8 +163,8 @@ pub struct Export {
     pub changes: Vec<Change>,
     /// Grades that are in the file, or in this one, those that stand there already included.
     pub grades: usize,
-    /// Each of these in a teacher's own file: its row there, and the place of the submission in the rows.
-    pub filled: Vec<(usize, usize)>,
+    /// Each of these in a teacher's own file.
+    pub filled: Vec<Filled>,
     /// What was approved and is not in it.
     pub left: Vec<Left>,
     /// What the file has a grade for, and is not approved now.
@@ -243,7 +254,7 @@ pub fn fill(bytes: &[u8], title: &str, rows: &[Row], choice: &Choice) -> Result<
     let max = rows.iter().find_map(|row| Some(row.grade.as_ref()?.max));
     if let (Some(max), Some(possible)) = (max, column.possible)
         && (max.as_f64() - possible).abs() > f64::EPSILON
-        && !choice.scales
+        && !(choice.scales && possible > 0.0)
     {
         let column = column.title;
         return Err(Refusal::Maximum {
@@ -270,7 +281,12 @@ pub fn fill(bytes: &[u8], title: &str, rows: &[Row], choice: &Choice) -> Result<
         };
         let is_in = fill.grade(grade, &column);
         if is_in {
-            fill.export.filled.push((place, row));
+            let feedback = student::text(grade);
+            fill.export.filled.push(Filled {
+                place,
+                row,
+                feedback,
+            });
         }
         if choice.with_feedback && is_in {
             fill.feedback(grade);

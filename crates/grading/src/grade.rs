@@ -347,6 +347,16 @@ impl Run<'_> {
         }
     }
 
+    /// Whether an earlier answer to the same question is the one that would come again: one that was complete, and one that was
+    /// cut where this run would cut it, too, unless chance makes it shorter.
+    fn holds(&self, job: Job, record: &JobRecord) -> bool {
+        let settings = self.config.job(job);
+        let is_cut = record
+            .usage
+            .is_some_and(|usage| usage.completion_tokens >= settings.max_tokens);
+        record.error.is_none() || (is_cut && settings.temperature <= 0.0)
+    }
+
     fn request(&self, task: &Task<'_>, of: (Job, Option<&[CriterionResult]>)) -> ChatRequest {
         request(self.config, (self.rubric, &task.asked), of, task.submission)
     }
@@ -386,9 +396,7 @@ impl Run<'_> {
         let request = self.request(task, (job, assessment));
         let question = question(self.config, &request);
         let earlier = self.store.answered(index, job, &question);
-        // By chance an answer comes out shorter; without, it is cut once more.
-        let by_chance = self.config.job(job).temperature > 0.0;
-        if let Some(record) = earlier.filter(|r| r.error.is_none() || !by_chance) {
+        if let Some(record) = earlier.filter(|record| self.holds(job, record)) {
             let answer = record.answer.clone().filter(|_| record.error.is_none());
             return Ok(Some((record, answer)));
         }

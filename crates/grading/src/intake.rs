@@ -4,10 +4,11 @@
 use crate::archive::Budget;
 use crate::error::GradingError;
 use crate::limits;
-use crate::origin::{Found, NBGRADER, SUBMITTED, group, has_names_of_system};
+use crate::origin::{Found, NBGRADER, SUBMITTED, group, has_names_of_system, has_notebook};
 use crate::rubric::Rubric;
 use crate::source::{is_litter, kind_of};
 use crate::tree::{Entry, Place, Shape, is_archive, stem};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -74,12 +75,15 @@ pub(crate) fn find(
         .filter(|entry| looks_like_a_course(entry, budget))
         .count();
     let (are_courses, archives) = (courses * 2 > archives.len(), archives.len());
+    let alike = alike(all.iter().map(|(_, entry)| entry));
     let (mut found, mut single, mut of_trees) = (Vec::new(), Vec::new(), Vec::new());
     for (path, entry) in all {
         let fault =
             |problem: String| GradingError::Submissions(format!("{}: {problem}", path.display()));
         match entry.shape() {
-            Shape::Folder if let Some(student) = of_tree(&entry, budget) => of_trees.push(student),
+            Shape::Folder if let Some(student) = of_tree(&entry, &alike, budget) => {
+                of_trees.push(student);
+            }
             Shape::Folder => {
                 let course = Course::new(&entry.name, entries(&entry, budget).map_err(fault)?);
                 found.extend(
@@ -163,26 +167,48 @@ impl Course {
     }
 }
 
+/// The folder of an assignment in that of a student in nbgrader's `submitted`: its name, and the student.
+fn of_assignment(path: &Path) -> Option<(String, &Path)> {
+    let student = path.parent()?;
+    let is_submitted = student.parent()?.file_name()? == SUBMITTED;
+    is_submitted.then(|| (Entry::of(path).name, student))
+}
+
+/// The students of whom a folder of the same name is given, by that.
+fn alike<'a>(all: impl Iterator<Item = &'a Entry>) -> BTreeMap<String, BTreeSet<PathBuf>> {
+    let mut alike: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
+    for entry in all {
+        if let Place::Disk(path) = &entry.place
+            && let Some((name, student)) = of_assignment(path)
+        {
+            alike.entry(name).or_default().insert(student.to_owned());
+        }
+    }
+    alike
+}
+
 /// A student of nbgrader's tree: the folder of one in `submitted`, or in that the folder of an assignment.
-fn of_tree(entry: &Entry, budget: &Budget) -> Option<Entry> {
+fn of_tree(
+    entry: &Entry,
+    alike: &BTreeMap<String, BTreeSet<PathBuf>>,
+    budget: &Budget,
+) -> Option<Entry> {
     let Place::Disk(path) = &entry.place else {
         return None;
     };
-    let inside = |entry: &Entry| entries(entry, budget).unwrap_or_default();
-    // Another course may be in a folder of that name.
-    let is_notebook = |entry: &Entry| entry.name.ends_with(".ipynb");
-    let is_assignment = |entry: &Entry| inside(entry).iter().any(is_notebook);
-    let parent = path.parent()?;
-    let is_submitted = |path: &Path| path.file_name().is_some_and(|name| name == SUBMITTED);
-    if is_submitted(parent) {
-        let inside = inside(entry);
-        let is_student = inside.iter().all(Entry::is_folder) && inside.iter().any(is_assignment);
-        return is_student.then(|| entry.clone());
+    if let Some((name, student)) = of_assignment(path) {
+        let alike = alike.get(&name).map_or(0, BTreeSet::len);
+        // Another course may be in a folder of that name.
+        return (alike > 1 || has_notebook(entry, budget)).then(|| Entry {
+            place: Place::Folder(Rc::new(vec![entry.clone()])),
+            ..Entry::of(student)
+        });
     }
-    (is_submitted(parent.parent()?) && is_assignment(entry)).then(|| Entry {
-        place: Place::Folder(Rc::new(vec![entry.clone()])),
-        ..Entry::of(parent)
-    })
+    let is_submitted = path.parent()?.file_name()? == SUBMITTED;
+    let inside = entries(entry, budget).unwrap_or_default();
+    let is_student =
+        inside.iter().any(|one| has_notebook(one, budget)) && inside.iter().all(Entry::is_folder);
+    (is_submitted && is_student).then(|| entry.clone())
 }
 
 /// What is in a folder, but for what nobody writes.

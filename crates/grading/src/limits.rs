@@ -43,6 +43,8 @@ pub const MAX_SUBMISSIONS: usize = 10_000;
 pub const MAX_ARCHIVE_BYTES: u64 = 4 << 30;
 /// Most files with results of tests.
 pub const MAX_TEST_FILES: usize = 20_000;
+/// Deepest folder that is searched for them.
+pub const MAX_TEST_DEPTH: usize = 24;
 /// Most nodes of one in XML.
 pub const MAX_TEST_NODES: u32 = 200_000;
 /// Most tests of a submission that are named.

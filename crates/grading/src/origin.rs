@@ -132,7 +132,7 @@ pub(crate) fn group(
     if let Some(parts) = parts(&entries) {
         return Ok(together(entries, parts, budget));
     }
-    if container == SUBMITTED
+    if (container == SUBMITTED || is_tree(&entries, rubric, budget))
         && let Some(found) = nbgrader(&entries, rubric, budget)?
     {
         return Ok(found);
@@ -570,6 +570,24 @@ pub(crate) const NBGRADER: &[&str] = &[
     "nbgrader_config.py",
 ];
 
+/// Whether folders are students of nbgrader also where the one that they are in is called otherwise: most of them have one that
+/// is called as the rubric, with a notebook in it.
+fn is_tree(entries: &[Entry], rubric: Option<&Rubric>, budget: &Budget) -> bool {
+    let Some(rubric) = rubric else {
+        return false;
+    };
+    let is_student = |entry: &&Entry| {
+        let inside = match entry.shape() {
+            Shape::Folder => entry.entries(budget).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        let mut meant = inside.iter().filter(|one| rubric.is_called(&one.name));
+        meant.any(|one| one.shape() == Shape::Folder && has_notebook(one, budget))
+    };
+    let count = entries.iter().filter(is_student).count();
+    count > 1 && count * 2 > entries.len()
+}
+
 /// A folder for each student, and in it one for each assignment, of which one is meant; nothing if they are something else.
 /// What else lies there stands by itself.
 fn nbgrader(
@@ -577,7 +595,7 @@ fn nbgrader(
     rubric: Option<&Rubric>,
     budget: &Budget,
 ) -> Result<Option<Vec<Found>>, String> {
-    let (mut found, mut students) = (Vec::new(), Vec::new());
+    let (mut found, mut students, mut has_loose) = (Vec::new(), Vec::new(), false);
     // How many students have each assignment.
     let mut assignments: BTreeMap<String, usize> = BTreeMap::new();
     for entry in entries {
@@ -591,17 +609,23 @@ fn nbgrader(
         let inside = inside.into_iter().filter(|one| !is_litter(&one.name));
         let (folders, files): (Vec<Entry>, Vec<Entry>) =
             inside.partition(|one| one.shape() == Shape::Folder);
-        if folders.is_empty() && !files.is_empty() {
-            return Ok(None);
-        }
+        has_loose |= folders.is_empty() && !files.is_empty();
         for folder in &folders {
             *assignments.entry(folder.name.clone()).or_default() += 1;
         }
         students.push((entry, folders, files));
     }
+    // Who put files beside the folders of assignments is a student, too; projects may have both.
+    let all_folders = students.iter().flat_map(|(_, folders, _)| folders);
+    if has_loose && !all_folders.into_iter().any(|one| has_notebook(one, budget)) {
+        return Ok(None);
+    }
     let is_shared = assignments.values().any(|students| *students > 1);
-    let is_meant = |name: &&String| rubric.is_some_and(|rubric| rubric.is_called(name));
-    let mut meant = assignments.keys().filter(is_meant);
+    let is_meant = |(name, count): &(&String, &usize)| {
+        // One student's folder does not decide for a class.
+        rubric.is_some_and(|rubric| rubric.is_called(name)) && (**count > 1 || !is_shared)
+    };
+    let mut meant = assignments.iter().filter(is_meant).map(|(name, _)| name);
     let assignment = match (assignments.len(), meant.next(), meant.next()) {
         (0, ..) => return Ok(None),
         (1, ..) => assignments.keys().next().cloned(),
@@ -636,6 +660,16 @@ fn nbgrader(
     }
     Ok(Some(found))
 }
+
+/// Whether it has what an assignment of nbgrader has.
+pub(crate) fn has_notebook(folder: &Entry, budget: &Budget) -> bool {
+    let inside = folder.entries(budget).unwrap_or_default();
+    let is_its = |one: &Entry| one.name.ends_with(".ipynb") || one.name == TIME;
+    inside.iter().any(is_its)
+}
+
+/// What nbgrader writes beside a notebook that was handed in.
+const TIME: &str = "timestamp.txt";
 
 /// Of a student whose folder has the name by which a system knows them.
 fn known_by_name(system: System, name: &str) -> Origin {

@@ -710,7 +710,7 @@ fn is_identifier(text: &str) -> bool {
 /// All words that are code in a submission.
 fn code_words_of(submission: &Submission) -> HashSet<String> {
     let mut all = HashSet::new();
-    for file in &submission.files {
+    for file in submission.files.iter().filter(|file| !file.is_tests) {
         for (line, texts) in file.lines.iter().zip(syntax::texts(file)) {
             let mut from = 0;
             let end = std::iter::once(line.len()..line.len());

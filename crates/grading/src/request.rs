@@ -67,7 +67,7 @@ pub(crate) fn chat(
     }
 }
 
-/// A digest of what a request asks, and of whom: what serves another model is no matter.
+/// A digest of what a request asks, and of whom: what serves another model is no matter, nor is how long the answer may be.
 pub(crate) fn question(config: &GradingConfig, request: &ChatRequest) -> String {
     let mut digest = blake3::Hasher::new();
     let own = format!("{}=", request.model);
@@ -75,7 +75,9 @@ pub(crate) fn question(config: &GradingConfig, request: &ChatRequest) -> String 
     for weights in served_by.filter(|one| one.starts_with(&own)) {
         digest.update(weights.as_bytes());
     }
-    digest.update(&serde_json::to_vec(request).unwrap_or_default());
+    let mut asked = request.clone();
+    asked.sampling.max_tokens = None;
+    digest.update(&serde_json::to_vec(&asked).unwrap_or_default());
     digest.finalize().to_hex().to_string()
 }
 

@@ -39,6 +39,9 @@ pub struct Submission {
     /// Where it comes from.
     #[serde(default)]
     pub origin: Origin,
+    /// Somebody says which results of tests it has, or that it has none.
+    #[serde(skip)]
+    pub(crate) tests_are_known: bool,
 }
 
 /// Finds and reads submissions, as [`load_submissions`](crate::load_submissions) says.
@@ -215,6 +218,7 @@ fn finished(
         notes: left_out.notes,
         unread: left_out.names,
         origin: Origin::default(),
+        tests_are_known: false,
     };
     if submission.problem.is_none() && submission.text_bytes() > limits::MAX_PROMPT_TEXT_BYTES {
         let limit = limits::MAX_PROMPT_TEXT_BYTES;

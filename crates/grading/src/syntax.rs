@@ -109,7 +109,7 @@ pub fn without_comments(submission: &Submission) -> Option<Submission> {
     let mut bare = submission.clone();
     bare.files.iter_mut().for_each(SourceFile::settle_names);
     let named = bare.clone();
-    for file in &mut bare.files {
+    for file in bare.files.iter_mut().filter(|file| !file.is_tests) {
         // Cells are of several languages.
         let syntax = syntax(&file.name).filter(|_| !file.name.ends_with(".ipynb"))?;
         let mut state = ParseState::new(syntax);
@@ -177,6 +177,8 @@ pub(crate) fn texts(file: &SourceFile) -> Vec<Parts> {
     let name = file.name.to_lowercase();
     let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
     let mut reader = match extension {
+        // What tests said is text, whatever the file is called.
+        _ if file.is_tests => Reader::Text,
         "ipynb" => Reader::Text,
         prose if PROSE.contains(&prose) => Reader::Text,
         _ => match syntax(&name) {

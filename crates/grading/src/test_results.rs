@@ -7,7 +7,6 @@
 use crate::archive::Budget;
 use crate::error::GradingError;
 use crate::files;
-use crate::finding::{Finding, FindingKind};
 use crate::hidden::strip_ansi;
 use crate::limits;
 use crate::pseudonym::Roster;
@@ -16,7 +15,7 @@ use crate::submission::Submission;
 use crate::tree::{Entry, Shape, stem};
 use roxmltree::{Document, Node, ParsingOptions};
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::PathBuf;
 use unicode_normalization::UnicodeNormalization;
@@ -44,16 +43,18 @@ enum Outcome {
     Broke,
     Partly,
     Skipped,
+    Told,
     Passed,
 }
 
 impl Outcome {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Passed,
         Self::Partly,
         Self::Failed,
         Self::Broke,
         Self::Skipped,
+        Self::Told,
     ];
 
     const fn as_str(self) -> &'static str {
@@ -62,6 +63,7 @@ impl Outcome {
             Self::Broke => "ended with an error",
             Self::Partly => "partly passed",
             Self::Skipped => "skipped",
+            Self::Told => "without a result",
             Self::Passed => "passed",
         }
     }
@@ -78,15 +80,18 @@ struct Case {
 
 /// Puts results beside the submissions that they are of. A path is a file, a folder or an archive with files in JUnit's XML
 /// and Gradescope's `results.json`; a file, or a folder that it is in, is named by the submission, by who handed it in, or by
-/// the folder that a learning system made. Other files are passed over. Results that were there before go.
+/// the folder that a learning system made; or by a student of a teacher's own list, of which `names` has those of each
+/// submission. Other files are passed over. Results that were there before go.
 ///
 /// # Errors
 /// A path that does not exist, or more files or bytes than the limits allow.
 pub fn add_test_results(
     submissions: &mut [Submission],
+    names: &[Vec<String>],
     paths: &[PathBuf],
 ) -> Result<TestResults, GradingError> {
     let budget = Budget::new();
+    let mut results = TestResults::default();
     let mut found = Vec::new();
     for path in paths {
         let fault =
@@ -97,10 +102,11 @@ pub fn add_test_results(
         })?;
         // A folder may be named by a link.
         let real = path.canonicalize().unwrap_or_else(|_| path.clone());
-        walk(&Entry::of(&real), &[], &mut found, &budget).map_err(fault)?;
+        let root = Entry::of(&real);
+        let walked = walk(&root, &[], (&mut found, &mut results.unreadable), &budget);
+        walked.map_err(fault)?;
     }
-    let owners = owners(submissions);
-    let mut results = TestResults::default();
+    let owners = owners(submissions, names);
     let mut of: BTreeMap<usize, Vec<Case>> = BTreeMap::new();
     for (path, entry) in found {
         let shown = path.join("/");
@@ -122,55 +128,67 @@ pub fn add_test_results(
         .iter()
         .map(|one| (one.name.as_str(), &one.origin));
     let roster = Roster::new(known, None);
-    for (index, mut cases) in of {
-        cases.sort_by_key(|case| case.outcome);
-        submissions[index].put_tests(&cases)?;
-        roster.hide(&mut submissions[index]);
+    for (index, one) in submissions.iter_mut().enumerate() {
+        one.forget_tests();
+        if let Some(mut cases) = of.remove(&index) {
+            cases.sort_by_key(|case| case.outcome);
+            if let Err(problem) = one.put_tests(&cases) {
+                results.unreadable.push(format!("{}: {problem}", one.name));
+            }
+        }
+        one.tests_are_known = true;
+        roster.hide(one);
     }
     Ok(results)
 }
 
-/// All files that may be results, each with its path from the root on.
+/// All files that may be results, each with its path from the root on, and what cannot be looked into.
 fn walk(
     entry: &Entry,
     path: &[String],
-    found: &mut Vec<(Vec<String>, Entry)>,
+    (found, faults): (&mut Vec<(Vec<String>, Entry)>, &mut Vec<String>),
     budget: &Budget,
 ) -> Result<(), String> {
     let path = [path, std::slice::from_ref(&entry.name)].concat();
+    let is_root = path.len() == 1;
     match entry.shape() {
-        Shape::Folder | Shape::Archive if path.len() > limits::MAX_FOLDER_DEPTH => {
-            Err(format!("{}: too deep a folder", path.join("/")))
+        Shape::Folder | Shape::Archive if path.len() > limits::MAX_TEST_DEPTH => {
+            faults.push(format!("{}: too deep a folder", path.join("/")));
         }
-        Shape::Folder | Shape::Archive => {
-            for inside in entry.entries(budget)? {
-                if !is_litter(&inside.name) {
-                    walk(&inside, &path, found, budget)?;
+        Shape::Folder | Shape::Archive => match entry.entries(budget) {
+            Ok(entries) => {
+                for inside in entries.iter().filter(|inside| !is_litter(&inside.name)) {
+                    walk(inside, &path, (found, faults), budget)?;
                 }
             }
-            Ok(())
-        }
+            Err(problem) if is_root => return Err(problem),
+            Err(problem) => faults.push(format!("{}: {problem}", path.join("/"))),
+        },
         Shape::File => {
             let extension = entry.name.rsplit_once('.').map(|(_, e)| e.to_lowercase());
             if matches!(extension.as_deref(), Some("xml" | "json")) {
                 found.push((path, entry.clone()));
             }
-            match found.len() > limits::MAX_TEST_FILES {
-                true => Err(format!("more than {} files", limits::MAX_TEST_FILES)),
-                false => Ok(()),
+            if found.len() > limits::MAX_TEST_FILES {
+                return Err(format!("more than {} files", limits::MAX_TEST_FILES));
             }
         }
-        Shape::Problem => Ok(()),
+        Shape::Problem => {}
     }
+    Ok(())
 }
 
 /// Which submission a name means; none where several have it.
-fn owners(submissions: &[Submission]) -> BTreeMap<String, Option<usize>> {
+fn owners(submissions: &[Submission], names: &[Vec<String>]) -> BTreeMap<String, Option<usize>> {
     let mut owners: BTreeMap<String, Option<usize>> = BTreeMap::new();
     for (index, one) in submissions.iter().enumerate() {
         let students = one.origin.students.iter();
         let students = students.flat_map(|s| s.ids.iter().chain([&s.name]));
-        for name in students.chain([&one.name, &one.origin.folder]) {
+        let listed = names.get(index).into_iter().flatten();
+        for name in students
+            .chain([&one.name, &one.origin.folder])
+            .chain(listed)
+        {
             let owner = owners.entry(folded(name)).or_insert(Some(index));
             *owner = owner.filter(|other| *other == index);
         }
@@ -179,22 +197,29 @@ fn owners(submissions: &[Submission]) -> BTreeMap<String, Option<usize>> {
     owners
 }
 
-fn folded(name: &str) -> String {
-    name.trim().nfc().collect::<String>().to_lowercase()
-}
-
-/// Whose a file is: its own name says it, or else the folder next to it.
+/// Whose a file is: its name and the folders that it is in say the same, as far as they say something. The folder that holds
+/// all of them is called as somebody likes.
 fn owner(owners: &BTreeMap<String, Option<usize>>, path: &[String]) -> Option<usize> {
     let (file, folders) = path.split_last()?;
     let file = stem(file);
     // As Ant writes it before a name.
     let bare = file.strip_prefix("TEST-").unwrap_or(&file).to_owned();
-    let archives = folders.iter().rev().map(|folder| stem(folder));
-    let folders = folders.iter().rev().cloned();
-    let mut names = [file, bare].into_iter().chain(folders).chain(archives);
-    names
-        .find_map(|name| owners.get(&folded(&name)).copied())
-        .flatten()
+    let folders = folders.iter().skip(1);
+    let archives = folders.clone().map(|folder| stem(folder));
+    let names = [file, bare]
+        .into_iter()
+        .chain(folders.cloned())
+        .chain(archives);
+    let said = names.filter_map(|name| owners.get(&folded(&name)).copied());
+    let said: BTreeSet<Option<usize>> = said.collect();
+    match said.len() {
+        1 => said.into_iter().next().flatten(),
+        _ => None,
+    }
+}
+
+fn folded(name: &str) -> String {
+    name.trim().nfc().collect::<String>().to_lowercase()
 }
 
 fn cases(name: &str, bytes: &[u8]) -> Result<Vec<Case>, String> {
@@ -220,7 +245,11 @@ fn of_junit(text: &str) -> Result<Vec<Case>, String> {
         return Err("it has no test suites of JUnit".to_owned());
     }
     let is_case = |node: &Node<'_, '_>| node.tag_name().name() == "testcase";
-    Ok(root.descendants().filter(is_case).map(of_case).collect())
+    let cases: Vec<Case> = root.descendants().filter(is_case).map(of_case).collect();
+    match cases.is_empty() {
+        true => Err("it has no test case".to_owned()),
+        false => Ok(cases),
+    }
 }
 
 fn of_case(node: Node<'_, '_>) -> Case {
@@ -232,13 +261,22 @@ fn of_case(node: Node<'_, '_>) -> Case {
     ]
     .into_iter()
     .find(|(_, why)| why.is_some())
-    .unwrap_or((Outcome::Passed, None));
+    .unwrap_or(match node.attribute("status") {
+        // As GoogleTest and others write it.
+        Some("notrun" | "disabled" | "skipped") => (Outcome::Skipped, None),
+        _ => (Outcome::Passed, None),
+    });
     let attribute = |name| node.attribute(name).unwrap_or_default();
     let name = match (attribute("classname"), attribute("name")) {
         ("", name) => name.to_owned(),
         (class, name) => format!("{class}.{name}"),
     };
-    let message = why.and_then(|n| n.attribute("message").or(n.text()));
+    let message = why.and_then(|n| {
+        let message = n
+            .attribute("message")
+            .filter(|text| !text.trim().is_empty());
+        message.or(n.text())
+    });
     Case {
         outcome,
         name,
@@ -291,11 +329,12 @@ fn of_gradescope(text: &str) -> Result<Vec<Case>, String> {
             (_, Some(score), Some(max)) if score >= max => Outcome::Passed,
             (_, Some(score), Some(_)) if score > 0.0 => Outcome::Partly,
             (_, Some(_), Some(_)) => Outcome::Failed,
-            _ => return Err(format!("test {} says not how it ended", index + 1)),
+            // Something to read, such as how the rest came about.
+            _ => Outcome::Told,
         };
         let visibility = test.visibility.as_ref().or(visibility.as_ref());
         let is_text = test.output_format.as_deref() != Some("html");
-        Ok(Case {
+        Case {
             outcome,
             name: test
                 .name
@@ -303,19 +342,19 @@ fn of_gradescope(text: &str) -> Result<Vec<Case>, String> {
                 .unwrap_or_else(|| format!("test {}", index + 1)),
             said: test.output.filter(|_| is_text).unwrap_or_default(),
             is_hidden: visibility.is_some_and(|visibility| visibility != "visible"),
-        })
+        }
     };
-    results.tests.into_iter().enumerate().map(case).collect()
+    Ok(results.tests.into_iter().enumerate().map(case).collect())
 }
 
 /// `7 tests, 5 passed, 2 failed`.
-fn counts(cases: &[Case]) -> String {
-    let mut text = match cases.len() {
+fn counts<'a>(cases: impl Iterator<Item = &'a Case> + Clone) -> String {
+    let mut text = match cases.clone().count() {
         1 => "1 test".to_owned(),
         count => format!("{count} tests"),
     };
     for outcome in Outcome::ALL {
-        let count = cases.iter().filter(|case| case.outcome == outcome).count();
+        let count = cases.clone().filter(|case| case.outcome == outcome).count();
         if count > 0 {
             // Writing into a `String` cannot fail.
             let _ = write!(text, ", {count} {}", outcome.as_str());
@@ -326,13 +365,13 @@ fn counts(cases: &[Case]) -> String {
 
 /// One line for each test. Of those that a student shall not know of, only how many there are: models would tell.
 fn report(cases: &[Case]) -> String {
-    let hidden = cases.iter().filter(|case| case.is_hidden).count();
-    let mut text = counts(cases);
-    if hidden > 0 {
-        let _ = write!(text, "; {hidden} hidden from students are not named");
+    let named: Vec<&Case> = cases.iter().filter(|case| !case.is_hidden).collect();
+    let mut text = counts(named.iter().copied());
+    if cases.len() > named.len() {
+        let hidden = cases.len() - named.len();
+        let _ = write!(text, "; {hidden} more are hidden from students");
     }
     text.push('\n');
-    let named: Vec<&Case> = cases.iter().filter(|case| !case.is_hidden).collect();
     for case in named.iter().take(limits::MAX_TESTS) {
         let _ = write!(text, "{}: {}", case.outcome.as_str(), short(&case.name));
         let said = strip_ansi(&case.said);
@@ -350,7 +389,8 @@ fn report(cases: &[Case]) -> String {
 /// In one line, which says if it is cut.
 fn short(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
-    let mut line = words.join(" ");
+    // A text has no such sign.
+    let mut line = words.join(" ").replace('\0', "\u{FFFD}");
     if let Some((at, _)) = line.char_indices().nth(limits::MAX_TEST_CHARS) {
         line.truncate(at);
         line.push_str(" […]");
@@ -365,26 +405,23 @@ impl Submission {
         self.files.iter().any(|file| file.is_tests)
     }
 
-    fn put_tests(&mut self, cases: &[Case]) -> Result<(), GradingError> {
-        self.forget_tests();
+    fn put_tests(&mut self, cases: &[Case]) -> Result<(), String> {
         let names: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
         let mut name = NAME.to_owned();
         while names.contains(&name.as_str()) {
             name.push('_');
         }
-        let mut file = read_source(&name, Kind::Text, report(cases).as_bytes())
-            .map_err(GradingError::Submissions)?;
+        let mut file = read_source(&name, Kind::Text, report(cases).as_bytes())?;
+        let bytes: usize = file.lines.iter().map(|line| line.len() + 1).sum();
+        if self.text_bytes() + bytes > limits::MAX_PROMPT_TEXT_BYTES {
+            return Err("the submission is too large for results of tests beside it".to_owned());
+        }
         file.is_tests = true;
         // Nobody wrote it.
         file.written.clear();
         self.flags.extend(file.flags.iter().cloned());
-        self.notes.push(format!("{NOTE}{}", counts(cases)));
+        self.notes.push(format!("{NOTE}{}", counts(cases.iter())));
         self.files.push(file);
-        if self.problem.is_none() && self.text_bytes() > limits::MAX_PROMPT_TEXT_BYTES {
-            let limit = limits::MAX_PROMPT_TEXT_BYTES;
-            let problem = format!("with results of tests it has more than {limit} bytes of text");
-            self.problem = Some(Finding::new(FindingKind::TooLong, problem));
-        }
         Ok(())
     }
 
@@ -398,16 +435,17 @@ impl Submission {
             .retain(|flag| !(flag.place.as_ref()).is_some_and(|place| is_tests(&place.file)));
         self.notes.retain(|note| !note.starts_with(NOTE));
         self.files.retain(|file| !file.is_tests);
+        self.tests_are_known = false;
     }
 
-    /// With the results of tests of the same work, where it has none.
-    pub fn keep_tests(&mut self, known: &Self) {
-        let Some(tests) = known.files.iter().find(|file| file.is_tests) else {
+    /// With the results of tests of the same work: where nobody says what this one's are, and where those were seen by whoever
+    /// settled it.
+    pub fn keep_tests(&mut self, known: &Self, is_settled: bool) {
+        let tests = known.files.iter().find(|file| file.is_tests);
+        let Some(tests) = tests.filter(|_| is_settled || !self.tests_are_known) else {
             return;
         };
-        if self.has_tests() {
-            return;
-        }
+        self.forget_tests();
         self.flags.extend(tests.flags.iter().cloned());
         let notes = known.notes.iter().filter(|note| note.starts_with(NOTE));
         self.notes.extend(notes.cloned());

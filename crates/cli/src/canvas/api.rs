@@ -7,13 +7,17 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url};
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 /// Longest wait for a connection, and for the next part of an answer.
 const CONNECT: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(60);
+/// Longest time of a whole answer.
+const WHOLE: Duration = Duration::from_secs(20 * 60);
+/// Most servers that a file is looked for on, one after the other.
+const MAX_REDIRECTS: usize = 5;
 /// Most pages of a list, and entries of each that are asked for.
 const MAX_PAGES: usize = 200;
 const PER_PAGE: &str = "100";
@@ -62,7 +66,7 @@ pub struct Assignment {
     pub grade_group_students_individually: Option<bool>,
     #[serde(default)]
     pub anonymize_students: Option<bool>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_nothing")]
     pub rubric: Vec<Criterion>,
 }
 
@@ -73,9 +77,9 @@ pub struct Criterion {
     pub description: Option<String>,
     #[serde(default)]
     pub long_description: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_nothing")]
     pub points: f64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_nothing")]
     pub ratings: Vec<Rating>,
 }
 
@@ -86,8 +90,15 @@ pub struct Rating {
     pub description: Option<String>,
     #[serde(default)]
     pub long_description: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_nothing")]
     pub points: f64,
+}
+
+/// What is null is as if it were not there.
+fn or_nothing<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
 /// What a student handed in, or that nothing was.
@@ -98,9 +109,18 @@ pub struct Submission {
     pub user: Option<User>,
     #[serde(default)]
     pub group: Option<Group>,
+    /// What counts, less what a late policy takes off.
     #[serde(default)]
     pub score: Option<f64>,
+    /// What somebody gave.
     #[serde(default)]
+    pub entered_score: Option<f64>,
+    /// They need not hand anything in, and have no grade.
+    #[serde(default)]
+    pub excused: Option<bool>,
+    #[serde(default)]
+    pub submitted_at: Option<String>,
+    #[serde(default, deserialize_with = "or_nothing")]
     pub late: bool,
     #[serde(default)]
     pub submission_type: Option<String>,
@@ -108,9 +128,9 @@ pub struct Submission {
     pub body: Option<String>,
     #[serde(default)]
     pub url: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_nothing")]
     pub attachments: Vec<Attachment>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_nothing")]
     pub submission_comments: Vec<Comment>,
 }
 
@@ -150,6 +170,13 @@ pub struct Comment {
     pub comment: Option<String>,
 }
 
+impl Submission {
+    /// The points that somebody gave, if Canvas has some.
+    pub fn given(&self) -> Option<f64> {
+        self.entered_score.or(self.score)
+    }
+}
+
 impl Assignment {
     /// Whether those of a group have one grade.
     pub fn is_of_groups(&self) -> bool {
@@ -172,6 +199,10 @@ impl Canvas {
             .https_only(!is_own)
             .connect_timeout(CONNECT)
             .read_timeout(SILENCE)
+            .timeout(WHOLE)
+            // The token goes to that server alone: no proxy, and no redirect that nobody looks at.
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
             .build()?;
         Ok(Self {
             http,
@@ -246,7 +277,7 @@ impl Canvas {
             return Ok(());
         };
         let sent: f64 = points.parse()?;
-        match there.score {
+        match there.given() {
             Some(score) if (score - sent).abs() < SAME_POINTS => Ok(()),
             Some(score) => bail!("Canvas has {score} points where {points} were sent"),
             None => bail!("Canvas has no points where {points} were sent"),
@@ -258,11 +289,7 @@ impl Canvas {
     /// # Errors
     /// If it cannot be fetched whole, or written.
     pub async fn fetch(&self, attachment: &Attachment, to: &Path) -> anyhow::Result<()> {
-        let url = self.base.join(&attachment.url)?;
-        let mut response = match url.origin() == self.base.origin() {
-            true => self.send(Method::GET, url, None).await?,
-            false => check(self.http.get(url).send().await?).await?,
-        };
+        let mut response = self.file(self.base.join(&attachment.url)?).await?;
         let mut file = std::fs::File::create(to)?;
         let mut size = 0;
         while let Some(part) = response.chunk().await? {
@@ -273,6 +300,24 @@ impl Canvas {
             file.write_all(&part)?;
         }
         Ok(())
+    }
+
+    /// A file, wherever it is.
+    async fn file(&self, mut url: Url) -> anyhow::Result<Response> {
+        for _ in 0..MAX_REDIRECTS {
+            let response = match url.origin() == self.base.origin() {
+                true => self.answer(Method::GET, url, None).await?,
+                false => answered(self.http.get(url.clone()), &url).await?,
+            };
+            if !response.status().is_redirection() {
+                return check(response).await;
+            }
+            let next = response.headers().get("location");
+            let next = next.and_then(|value| value.to_str().ok());
+            let next = next.context("a redirect says not where to")?;
+            url = response.url().join(next)?;
+        }
+        bail!("it is on none of {MAX_REDIRECTS} servers, one after the other")
     }
 
     fn address(&self, path: &str) -> anyhow::Result<Url> {
@@ -305,8 +350,18 @@ impl Canvas {
         bail!("{path} has more than {MAX_PAGES} pages")
     }
 
-    /// Sends a request, and once more after a while where there were too many.
+    /// Sends a request that Canvas itself has to answer.
     async fn send(
+        &self,
+        method: Method,
+        url: Url,
+        body: Option<&Value>,
+    ) -> anyhow::Result<Response> {
+        check(self.answer(method, url, body).await?).await
+    }
+
+    /// Sends a request, and once more after a while where there were too many.
+    async fn answer(
         &self,
         method: Method,
         url: Url,
@@ -323,7 +378,7 @@ impl Canvas {
             let is_busy = response.status() == StatusCode::TOO_MANY_REQUESTS
                 || is_limited(&response) && response.status() == StatusCode::FORBIDDEN;
             if !is_busy || tries == MAX_TRIES {
-                return check(response).await;
+                return Ok(response);
             }
             tokio::time::sleep(wait).await;
             wait *= 2;
@@ -344,7 +399,8 @@ async fn answered(request: RequestBuilder, url: &Url) -> anyhow::Result<Response
 fn is_limited(response: &Response) -> bool {
     let left = response.headers().get("x-rate-limit-remaining");
     let left = left.and_then(|value| value.to_str().ok()?.parse::<f64>().ok());
-    left.is_some_and(|left| left <= 0.0)
+    // A request that was let through costs more than nothing.
+    left.is_some_and(|left| left < 1.0)
 }
 
 async fn check(response: Response) -> anyhow::Result<Response> {
@@ -353,6 +409,7 @@ async fn check(response: Response) -> anyhow::Result<Response> {
         return Ok(response);
     }
     let path = response.url().path().to_owned();
+    let is_limited = is_limited(&response);
     let body = bytes(response).await.unwrap_or_default();
     let said: String = String::from_utf8_lossy(&body)
         .chars()
@@ -361,6 +418,7 @@ async fn check(response: Response) -> anyhow::Result<Response> {
         .collect();
     let fix = match status {
         StatusCode::UNAUTHORIZED => "; the token may be wrong or over: make a new one in Canvas",
+        StatusCode::FORBIDDEN if is_limited => "; wait a while",
         StatusCode::FORBIDDEN => "; the token's owner may not do that in this course",
         StatusCode::NOT_FOUND => "; look at the numbers with `tandem canvas list`",
         _ => "",

@@ -28,6 +28,8 @@ struct State {
     limits: usize,
     /// Whose grade cannot be changed.
     locked: Option<u64>,
+    /// When one of them handed in again.
+    again: Option<String>,
     /// The token came to a server that has files alone.
     leaked: bool,
 }
@@ -35,6 +37,8 @@ struct State {
 struct Server {
     state: Arc<Mutex<State>>,
     url: String,
+    /// A server that must not see the token, whatever the environment says.
+    proxy: String,
     dir: tempfile::TempDir,
 }
 
@@ -47,7 +51,10 @@ impl Server {
         let (of_files, leaks) = (Arc::clone(&state), Arc::clone(&state));
         let files = listen(move |asked| {
             leaks.lock().expect("state").leaked |= asked.header("authorization").is_some();
-            Answer::new(200, "def f():\n    return 1\n")
+            match asked.path.as_str() {
+                "/x" => Answer::new(302, "").with("location", "/y"),
+                _ => Answer::new(200, "def f():\n    return 1\n"),
+            }
         });
         let address = Arc::new(Mutex::new(String::new()));
         let own = Arc::clone(&address);
@@ -59,7 +66,13 @@ impl Server {
         let url = format!("http://{server}");
         address.lock().expect("address").clone_from(&url);
         let dir = tempfile::tempdir().expect("a folder");
-        let this = Self { state, url, dir };
+        let proxy = format!("http://{files}");
+        let this = Self {
+            state,
+            url,
+            proxy,
+            dir,
+        };
         fs::write(this.path("token"), format!("{TOKEN}\n")).expect("a file");
         #[cfg(unix)]
         this.chmod(0o600);
@@ -84,6 +97,9 @@ impl Server {
             .arg(self.path("token"))
             .args(arguments)
             .env("TANDEM_DATA", self.path("data"))
+            .env("HTTP_PROXY", &self.proxy)
+            .env("http_proxy", &self.proxy)
+            .env("ALL_PROXY", &self.proxy)
             .output()
             .expect("the binary runs");
         let said = [output.stdout, output.stderr].concat();
@@ -116,8 +132,8 @@ fn answer(asked: &Asked, state: &mut State, own: &str, files: &str) -> Answer {
         ("GET", "/api/v1/courses/7/assignments/23/submissions") => {
             assert!(query.contains("user") && query.contains("submission_comments"));
             let all = submissions(state, own, files);
-            let from = if query.contains("page=second") { 2 } else { 0 };
-            let page = json(&json!(all[from..(from + 2).min(all.len())]));
+            let from = if query.contains("page=second") { 3 } else { 0 };
+            let page = json(&json!(all[from..(from + 3).min(all.len())]));
             match from {
                 0 => page.with(
                     "Link",
@@ -193,10 +209,19 @@ fn submissions(state: &State, own: &str, files: &str) -> Vec<Value> {
         one(
             103,
             "王, 小明",
-            json!({ "submission_type": "online_upload",
+            json!({ "submission_type": "online_upload", "submitted_at": state.again.clone(),
             "attachments": [file(93, "c.py", format!("{own}/files/91/download"))] }),
         ),
-        one(104, "Nobody, Ann", json!({ "submission_type": null })),
+        one(
+            104,
+            "Nobody, Ann",
+            json!({ "submission_type": null, "attachments": null, "late": null }),
+        ),
+        one(
+            105,
+            "Excused, Eve",
+            json!({ "submission_type": "online_text_entry", "body": "x = 2", "excused": true }),
+        ),
     ]
 }
 
@@ -248,7 +273,7 @@ fn take_in(server: &Server, fetched: &Path) -> Gradebook {
         })
         .collect();
     ids.sort_unstable();
-    assert_eq!(ids, [("101", 2), ("102", 1), ("103", 1)]);
+    assert_eq!(ids, [("101", 2), ("102", 1), ("103", 1), ("105", 1)]);
     let late: Vec<&str> = submissions
         .iter()
         .filter(|one| one.origin.is_late)
@@ -283,7 +308,7 @@ fn fetched(server: &Server) -> Gradebook {
     let (code, said) = server.run(&fetch);
     assert_eq!(code, Some(0), "{said}");
     assert!(
-        said.contains("3 of 4 students handed something in"),
+        said.contains("4 of 5 students or groups handed something in"),
         "{said}"
     );
     assert!(!server.state.lock().expect("state").leaked);
@@ -315,22 +340,29 @@ fn a_course_goes_from_canvas_and_back_to_it() {
     assert!(server.puts().is_empty());
     approve(&gradebook, "101", "4");
     approve(&gradebook, "103", "0");
+    // Who is excused gets no grade.
+    approve(&gradebook, "105", "4");
     let (code, said) = server.run(&dry);
-    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("the file has “EX” there"), "{said}");
     assert!(
         said.contains("2 grades in the file, 2 cells change"),
         "{said}"
     );
     assert!(server.puts().is_empty());
-    // The first is refused: what was sent before stays, and only the rest is sent the next time.
+    // One is refused: the others are sent, and only the rest is sent the next time.
     server.state.lock().expect("state").locked = Some(103);
     let (code, said) = server.run(&send);
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("not sent; 1 of 2 were"), "{said}");
+    assert!(
+        said.contains("not in Canvas as it should be: 王, 小明: "),
+        "{said}"
+    );
+    assert!(said.contains("sent to Canvas: 1 students"), "{said}");
     assert_eq!(server.puts().len(), 1);
     server.state.lock().expect("state").locked = None;
     let (code, said) = server.run(&send);
-    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(code, Some(3), "{said}");
     let puts = server.puts();
     assert_eq!(puts.len(), 1);
     assert_eq!(
@@ -346,7 +378,7 @@ fn a_course_goes_from_canvas_and_back_to_it() {
     }
     // What is there is not sent again, also no comment.
     let (code, said) = server.run(&send);
-    assert_eq!((code, server.puts().len()), (Some(0), 0), "{said}");
+    assert_eq!((code, server.puts().len()), (Some(3), 0), "{said}");
     approve(&gradebook, "103", "4");
     server.run(&send);
     let puts = server.puts();
@@ -357,6 +389,21 @@ fn a_course_goes_from_canvas_and_back_to_it() {
         comment.matches("The loop ends, 103.").count(),
         2,
         "{puts:?}"
+    );
+    handed_in_again(&server, &gradebook, &send);
+    assert!(!server.state.lock().expect("state").leaked);
+}
+
+/// Who handed in again since has no grade for that.
+fn handed_in_again(server: &Server, gradebook: &Gradebook, send: &[&str]) {
+    let again = Some("2999-01-01T00:00:00Z".to_owned());
+    server.state.lock().expect("state").again = again;
+    approve(gradebook, "103", "0");
+    let (code, said) = server.run(send);
+    assert_eq!((code, server.puts().len()), (Some(3), 0), "{said}");
+    assert!(
+        said.contains("王, 小明: handed in again in Canvas"),
+        "{said}"
     );
 }
 

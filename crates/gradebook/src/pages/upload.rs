@@ -249,14 +249,15 @@ fn read(uploaded: Uploaded, copied: Option<Rubric>) -> Result<Intake, PageError>
         }
     }
     let mut submissions = load_submissions_for(&uploaded.works, &rubric).map_err(told)?;
-    let tests = (!uploaded.tests.is_empty())
-        .then(|| add_test_results(&mut submissions, &uploaded.tests))
-        .transpose()
-        .map_err(told)?;
     let sheet = uploaded.sheet.as_ref();
     let sheet = sheet
         .map(|path| read_sheet(path, &submissions))
         .transpose()?;
+    let names = sheet.as_ref().map_or(&[][..], |(_, found)| &found.students);
+    let tests = (!uploaded.tests.is_empty())
+        .then(|| add_test_results(&mut submissions, names, &uploaded.tests))
+        .transpose()
+        .map_err(told)?;
     Ok(Intake {
         is_begun: uploaded.rubric.is_none(),
         course: uploaded.course,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use rusqlite::OptionalExtension;
-use tandem_grading::review::{Review, Standing};
+use tandem_grading::review::{Decision, Review, Standing};
 use tandem_grading::{Graded, Origin, Original, Roster, Rubric, Submission, key_of_name};
 
 use super::{Reader, Writer, json, read_json};
@@ -202,6 +202,15 @@ impl Reader<'_> {
             .optional()
     }
 
+    /// When a work was taken in, in milliseconds since 1970.
+    ///
+    /// # Errors
+    /// If SQLite says no, or there is no such work.
+    pub fn taken_in(&self, work: i64) -> rusqlite::Result<i64> {
+        let query = "SELECT created FROM submission WHERE id = ?1";
+        self.sql.query_row(query, [work], |row| row.get(0))
+    }
+
     /// The files of a work.
     ///
     /// # Errors
@@ -390,7 +399,8 @@ impl Writer<'_> {
                 // The name that it has: results depend on it.
                 if let Ok(known) = serde_json::from_str::<Submission>(known) {
                     let mut submission = submission.clone();
-                    submission.keep_tests(&known);
+                    let is_settled = self.is_settled(*id)?;
+                    submission.keep_tests(&known, is_settled);
                     submission.name = known.name;
                     content = json(&submission);
                 }
@@ -436,6 +446,11 @@ impl Writer<'_> {
         Ok(Handed::Again(id))
     }
 
+    fn is_settled(&self, work: i64) -> rusqlite::Result<bool> {
+        let work = self.work(work)?;
+        Ok(work.is_some_and(|work| work.review.decision != Decision::Open))
+    }
+
     /// Gives the place of what an earlier version kept file by file to the one submission of its student; whether there was
     /// some.
     fn replace_parts(&self, assignment: i64, (id, key): (i64, &str)) -> rusqlite::Result<bool> {
@@ -465,10 +480,15 @@ impl Writer<'_> {
             .students
             .first()
             .and_then(|one| one.ids.first());
-        Ok(match (taken, id) {
-            (true, Some(id)) => format!("{name} ({id})"),
-            _ => name.clone(),
-        })
+        if let (true, Some(id)) = (taken, id) {
+            return Ok(format!("{name} ({id})"));
+        }
+        let (mut free, mut number) = (name.clone(), 1);
+        while self.current(assignment, &free)?.is_some() {
+            number += 1;
+            free = format!("{name} ({number})");
+        }
+        Ok(free)
     }
 
     /// Keeps a file of a work as it was handed in.

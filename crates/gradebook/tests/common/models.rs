@@ -130,9 +130,14 @@ async fn answer(State(models): State<Models>, body: Bytes) -> Response {
         .into_iter()
         .map(|part| chunk(json!({ "content": part }), Value::Null))
         .collect();
-    let is_cut = schema.is_null() && models.cut.load(Ordering::Relaxed);
-    let finish = if is_cut { "length" } else { "stop" };
+    let most = request["max_tokens"].as_u64().unwrap();
+    let (finish, made) = match schema.is_null() && models.cut.load(Ordering::Relaxed) {
+        true => ("length", most),
+        false => ("stop", 60),
+    };
     let mut end = json!({ "choices": [{ "index": 0, "delta": {}, "finish_reason": finish }] });
+    end["usage"] =
+        json!({ "prompt_tokens": 900, "completion_tokens": made, "total_tokens": 900 + made });
     if models.tell_alone.load(Ordering::Relaxed) {
         end["tandem"] = told();
     }

@@ -172,6 +172,13 @@ async fn an_answer_that_was_cut_is_not_asked_for_again_with_the_same_limit() {
     let (more, asked) = grading.run(&rubric, &works, EarlierRun::Resume).await;
     assert_eq!(asked, 2);
     assert!(more.unwrap().iter().all(|g| g.feedback.is_some()));
+    // What is complete is so under any limit: it is neither lost nor asked for again.
+    for tokens in [20, 4000] {
+        grading.server.feedback.max_tokens = tokens;
+        let (same, asked) = grading.run(&rubric, &works, EarlierRun::Resume).await;
+        assert_eq!(asked, 0);
+        assert!(same.unwrap().iter().all(|g| g.feedback.is_some()));
+    }
 
     // By chance an answer may come out shorter.
     grading.server.feedback.temperature = 0.5;

@@ -521,7 +521,19 @@ async fn results_of_tests_are_facts_beside_the_same_work() {
 
     // Without them what was there stays; others come in their place; neither makes another work.
     take(&site, &parts[..3], &[]).await;
+    assert_eq!(lines(&site, "ada"), (ada, found.clone()));
+    // What somebody has settled keeps those that they saw.
+    let version = crate::people::seen(&site, ada);
+    let settle = [("do", "without-points"), ("version", version.as_str())];
+    site.post(&format!("/w/{ada}"), &settle).await;
+    let other = zipped(&[("ada.xml", PASSED)]);
+    let mut settled = parts;
+    settled[3].2 = &other;
+    take(&site, &settled, &[]).await;
     assert_eq!(lines(&site, "ada"), (ada, found));
+    let version = crate::people::seen(&site, ada);
+    let reopen = [("do", "reopen"), ("version", version.as_str())];
+    site.post(&format!("/w/{ada}"), &reopen).await;
     let tests = zipped(&[("ada.xml", PASSED), ("ben.xml", FAILED)]);
     let mut again = parts;
     again[3].2 = &tests;

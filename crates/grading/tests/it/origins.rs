@@ -499,6 +499,32 @@ fn of_a_tree_of_several_assignments_one_is_meant() {
     assert_eq!(named(&list), ["anna", "eve"]);
     let list = load_submissions(&[path("submitted/ben")]).unwrap();
     assert_eq!(named(&list), ["ben"]);
+    // One student's folder that is called as the rubric decides for nobody else, and who hands in loose files is one student.
+    let mut called = crate::course::rubric();
+    "Loops".clone_into(&mut called.title);
+    for name in ["submitted/zoe/Loops/a.ipynb", "submitted/kim/notes.txt"] {
+        crate::course::write(dir.path(), name, NOTEBOOK.as_bytes());
+    }
+    assert!(load_submissions_for(&all, &called).is_err());
+    let list = load_submissions_for(&all, &rubric).unwrap();
+    assert_eq!(named(&list), ["anna", "ben", "eve", "kim", "zoe"]);
+    let missing = list.iter().filter(|s| s.problem.is_some()).count();
+    assert_eq!(missing, 3);
+    // The same where the folder is called otherwise.
+    std::fs::rename(path("submitted"), path("renamed")).unwrap();
+    let list = load_submissions_for(&[path("renamed")], &rubric).unwrap();
+    assert_eq!(known(&list[..0], System::Nbgrader).len(), 0);
+    std::fs::rename(path("renamed"), path("submitted")).unwrap();
+    // Folders of several students that are called the same are an assignment, whatever is in them.
+    for name in [
+        "submitted/anna/ps9/x.py",
+        "submitted/anna/ps9/y.py",
+        "submitted/ben/ps9/x.py",
+    ] {
+        crate::course::write(dir.path(), name, b"x = 1\n");
+    }
+    let list = load_submissions(&[path("submitted/anna/ps9"), path("submitted/ben/ps9")]).unwrap();
+    assert_eq!(known(&list, System::Nbgrader).len(), 2);
     // A folder of that name may have another course.
     let list = load_submissions(&[path("other/submitted/week1")]).unwrap();
     assert_eq!(named(&list), ["a", "b"]);

@@ -43,7 +43,7 @@ fn add(dir: &Path, list: &mut [Submission], files: &[(&str, &str)]) -> Result<Te
     for (name, text) in files {
         write(dir, &format!("results/{name}"), text.as_bytes());
     }
-    add_test_results(list, &[dir.join("results")]).map_err(|error| error.to_string())
+    add_test_results(list, &[], &[dir.join("results")]).map_err(|error| error.to_string())
 }
 
 fn tests_of<'a>(list: &'a [Submission], name: &str) -> Option<&'a [String]> {
@@ -88,7 +88,7 @@ fn results_are_found_by_the_name_of_a_submission_and_read_as_facts() {
     assert_eq!(
         tests_of(&list, "eve").unwrap(),
         [
-            "5 tests, 2 passed, 1 partly passed, 2 failed; 1 hidden from students are not named",
+            "4 tests, 2 passed, 1 partly passed, 1 failed; 1 more are hidden from students",
             "failed: q2: expected 3 got 4",
             "partly passed: q3",
             "passed: q1",
@@ -99,10 +99,70 @@ fn results_are_found_by_the_name_of_a_submission_and_read_as_facts() {
     let one = |name: &str| list.iter().find(|one| one.name == name).unwrap();
     assert_eq!(one("blank").untouched(&rubric()), Some(Untouched::Blank));
     assert!(one("eve").notes[0].starts_with("tests that were run elsewhere: 5 tests"));
-    // A second time nothing is there twice.
+    // A second time nothing is there twice; and what is no longer there goes.
     let before = list.clone();
     add(dir.path(), &mut list, &[]).unwrap();
     assert_eq!(list, before);
+    std::fs::remove_file(dir.path().join("results/anna.xml")).unwrap();
+    add(dir.path(), &mut list, &[]).unwrap();
+    assert_eq!(tests_of(&list, "anna"), None);
+    assert!(tests_of(&list, "ben").is_some());
+}
+
+/// A file that says one name, in a folder that says another one, may be a student's own.
+#[test]
+fn names_that_say_different_things_say_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut list = course(dir.path());
+    let files = [
+        ("anna/src/ben.xml", JUNIT),
+        ("ben/TEST-eve.xml", JUNIT),
+        ("other.xml", JUNIT),
+        ("Joe Doe.xml", JUNIT),
+    ];
+    for (name, text) in files {
+        write(dir.path(), &format!("anna/{name}"), text.as_bytes());
+    }
+    // Nor does the name of the folder that all are in; a name of the teacher's list does.
+    let joe = list.iter().position(|one| one.name == "joe").unwrap();
+    let mut names = vec![Vec::new(); list.len()];
+    names[joe].push("Joe Doe".to_owned());
+    let found = add_test_results(&mut list, &names, &[dir.path().join("anna")]).unwrap();
+    assert_eq!(
+        (found.submissions, found.unknown.len()),
+        (1, 3),
+        "{found:?}"
+    );
+    assert!(tests_of(&list, "joe").is_some());
+}
+
+/// People in what tests say are hidden as in all other text, and what tests say changes nothing about code.
+#[test]
+fn people_in_results_are_hidden() {
+    let dir = tempfile::tempdir().unwrap();
+    write(
+        dir.path(),
+        "works/Stone, Ben_77_assignsubmission_file/a.py",
+        b"x = 1  # by Ben Stone\n",
+    );
+    let mut list = load_submissions(&[dir.path().join("works")]).unwrap();
+    let said = r#"<testsuite><testcase name="Ben Stone"><failure message="'Ben Stone' is no number: Ben Stone"/></testcase></testsuite>"#;
+    let found = add(dir.path(), &mut list, &[("77.xml", said)]).unwrap();
+    assert_eq!(found.submissions, 1, "{found:?}");
+    let prompt = build_prompt(Job::CodeAnalysis, &rubric(), &list[0], None).submission;
+    assert!(!prompt.contains("Stone"), "{prompt}");
+}
+
+/// Work that speaks to the grader is read without its comments, also beside tests; and no answer in words is a test's.
+#[test]
+fn results_are_no_part_of_the_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut list = course(dir.path());
+    add(dir.path(), &mut list, &[("anna.xml", JUNIT)]).unwrap();
+    let anna = list.iter().find(|one| one.name == "anna").unwrap();
+    let bare = tandem_grading::syntax::without_comments(anna).unwrap();
+    assert!(!bare.files[0].lines[1].contains("anna"));
+    assert_eq!(bare.files[1].lines, anna.files[1].lines);
 }
 
 #[test]
@@ -188,7 +248,13 @@ fn hostile_results_are_refused_and_end_nothing_else() {
         .unwrap();
     }
     many.push_str("</testsuite>");
+    std::fs::create_dir_all(dir.path().join("results/a/b/c/d/e/f/g/h/i")).unwrap();
+    write(dir.path(), "results/homework.zip", b"no archive");
     let files = [
+        (
+            "blank/results.json",
+            "{\"tests\": [{\"name\": \"a\\u0000b\", \"status\": \"passed\"}, {\"name\": \"told\"}]}",
+        ),
         ("anna.xml", bomb),
         ("ben.xml", outside),
         ("joe.xml", deep.as_str()),
@@ -202,6 +268,8 @@ fn hostile_results_are_refused_and_end_nothing_else() {
     let lines = tests_of(&list, "eve").unwrap();
     assert!(lines.len() < 160 && lines.iter().all(|line| line.chars().count() < 520));
     assert_eq!(lines[0], "2000 tests, 2000 failed");
+    let blank = tests_of(&list, "blank").unwrap();
+    assert_eq!(blank[0], "2 tests, 1 passed, 1 without a result");
     assert_eq!(lines.last().unwrap(), "and 1850 more");
 }
 
