@@ -103,6 +103,9 @@ struct Send {
     /// Sends points as the same share of the assignment's maximum, where the rubric has another one.
     #[arg(long)]
     same_share: bool,
+    /// Sends grades also to who handed in again in Canvas since their work was taken in.
+    #[arg(long)]
+    resubmitted: bool,
     /// Sends nothing: shows what would change.
     #[arg(long)]
     dry_run: bool,
@@ -182,10 +185,13 @@ async fn fetch(canvas: &Canvas, arguments: &Fetch) -> anyhow::Result<ExitCode> {
             reporter.advance();
             continue;
         }
-        let faults = missing.len();
-        if write_submission(canvas, one, &folder, &mut missing).await? {
-            students += 1;
-            groups.extend(group.filter(|_| missing.len() == faults));
+        match write_submission(canvas, one, &folder).await? {
+            Ok(true) => {
+                students += 1;
+                groups.extend(group);
+            }
+            Ok(false) => {}
+            Err(fault) => missing.push(fault),
         }
         reporter.advance();
     }
@@ -226,16 +232,15 @@ fn assigned_to_others(assignment: &Assignment, all: &[Submission]) -> usize {
     groups.len() - different.len()
 }
 
-/// Writes what a student handed in under the names that Canvas's own zip has; false if that is nothing.
+/// Writes what a student handed in under the names that Canvas's own zip has; false if that is nothing. Of what cannot be
+/// fetched whole there is nothing then, as a part would be graded like the whole; and the reason.
 async fn write_submission(
     canvas: &Canvas,
     one: &Submission,
     folder: &Path,
-    missing: &mut Vec<String>,
-) -> anyhow::Result<bool> {
-    let user = one.user.as_ref();
-    let name = user.and_then(|user| user.sortable_name.as_deref().or(user.name.as_deref()));
-    let letters = name.unwrap_or_default().to_lowercase();
+) -> anyhow::Result<Result<bool, String>> {
+    let name = name_of(one);
+    let letters = name.to_lowercase();
     let letters = letters.chars().filter(|c| c.is_alphanumeric());
     let letters: String = letters.take(MAX_LETTERS).collect();
     let is_number = letters.bytes().all(|b| b.is_ascii_digit());
@@ -248,20 +253,24 @@ async fn write_submission(
         ("online_url", _, Some(url)) => Some(("link", url)),
         _ => None,
     };
+    let mut written = Vec::new();
     if let Some((kind, text)) = text {
-        std::fs::write(folder.join(format!("{begin}_{kind}.html")), text)?;
+        let path = folder.join(format!("{begin}_{kind}.html"));
+        std::fs::write(&path, text)?;
+        written.push(path);
     }
     for attachment in &one.attachments {
         let file = plain(attachment.display_name.as_deref().unwrap_or("file"));
         let path = folder.join(format!("{begin}_{}_{file}", attachment.id));
+        written.push(path.clone());
         if let Err(error) = canvas.fetch(attachment, &path).await {
-            // What came of it would look whole.
-            let _ = std::fs::remove_file(&path);
-            let (name, why) = (name.unwrap_or_default(), output::explain(&error));
-            missing.push(format!("{} of {}: {why}", shown(&file), shown(name)));
+            for path in written.iter().filter(|path| path.exists()) {
+                std::fs::remove_file(path)?;
+            }
+            return Ok(Err(format!("{name}: {file}: {}", output::explain(&error))));
         }
     }
-    Ok(text.is_some() || !one.attachments.is_empty())
+    Ok(Ok(!written.is_empty()))
 }
 
 /// A name of a file that leads nowhere.
@@ -293,21 +302,17 @@ fn table(assignment: &Assignment, all: &[Submission]) -> anyhow::Result<Vec<u8>>
     writer.write_record(["    Points Possible", "", "", "", "", &points])?;
     for one in all {
         let cells = match &one.user {
-            Some(user) => [
-                user.sortable_name.as_ref().or(user.name.as_ref()),
-                user.sis_user_id.as_ref(),
-                user.login_id.as_ref(),
-            ],
-            None => [None; 3],
+            Some(user) => [&user.sis_user_id, &user.login_id],
+            None => [&None; 2],
         };
-        let [name, school, login] = cells.map(|cell| shown(cell.map_or("", String::as_str)));
+        let [school, login] = cells.map(|cell| shown(cell.as_deref().unwrap_or_default()));
         let score = match (one.excused, one.given()) {
             (Some(true), _) => EXCUSED.to_owned(),
             (_, Some(score)) => score.to_string(),
             (_, None) => String::new(),
         };
         let id = one.user_id.to_string();
-        writer.write_record([&name, &id, &school, &login, "", &score])?;
+        writer.write_record([&name_of(one), &id, &school, &login, "", &score])?;
     }
     Ok(writer.into_inner()?)
 }
@@ -422,14 +427,16 @@ async fn send(
         with_feedback: false,
     };
     let (written, counts) = course::preview(&gradebook, ours.id, &Target::Sheet(file, choice))?;
-    let stale = stale(&gradebook, &written, &all)?;
+    let stale = match arguments.resubmitted {
+        true => Vec::new(),
+        false => stale(&gradebook, &written, &all)?,
+    };
     let parcels = parcels(&written, &all, &stale, arguments.with_feedback)?;
     output::print(&course::account(&written, &counts, false))?;
-    for (user, _) in &stale {
-        let name = all.iter().find(|one| one.user_id == *user).map(name_of);
+    for one in all.iter().filter(|one| stale.contains(&one.user_id)) {
         output::print(&format!(
-            "left out: {}: handed in again in Canvas since it was taken in; fetch it again",
-            name.unwrap_or_default()
+            "left out: {}: handed in again in Canvas since it was taken in; fetch it again, or send with --resubmitted",
+            name_of(one)
         ))?;
     }
     if ours.title.trim() != theirs.name.trim() {
@@ -467,12 +474,8 @@ fn name_of(one: &Submission) -> String {
     shown(name.unwrap_or_default())
 }
 
-/// Students who handed in again since their work was taken in, each with that work's place.
-fn stale(
-    gradebook: &Gradebook,
-    written: &Written,
-    all: &[Submission],
-) -> anyhow::Result<Vec<(u64, usize)>> {
+/// Students who handed in again since their work was taken in.
+fn stale(gradebook: &Gradebook, written: &Written, all: &[Submission]) -> anyhow::Result<Vec<u64>> {
     let mut stale = Vec::new();
     for filled in &written.export.filled {
         let one = all.get(filled.place.wrapping_sub(HEAD));
@@ -485,7 +488,7 @@ fn stale(
             .parse()
             .with_context(|| format!("Canvas says \"{}\" for a time", shown(at)))?;
         if at.as_millisecond() > taken_in {
-            stale.push((one.user_id, filled.row));
+            stale.push(one.user_id);
         }
     }
     Ok(stale)
@@ -495,7 +498,7 @@ fn stale(
 fn parcels(
     written: &Written,
     all: &[Submission],
-    stale: &[(u64, usize)],
+    stale: &[u64],
     with_feedback: bool,
 ) -> anyhow::Result<Vec<Parcel>> {
     let mut reader = csv::ReaderBuilder::new()
@@ -510,7 +513,7 @@ fn parcels(
         let (Some(cells), Some(one)) = (rows.get(row), all.get(row.wrapping_sub(HEAD))) else {
             bail!("row {row} of the table is no student's");
         };
-        if stale.iter().any(|(user, _)| *user == one.user_id) {
+        if stale.contains(&one.user_id) {
             continue;
         }
         let cell = cells.get(GRADE).unwrap_or_default();

@@ -28,6 +28,8 @@ struct State {
     limits: usize,
     /// Whose grade cannot be changed.
     locked: Option<u64>,
+    /// A file that the other server does not have.
+    broken: Option<String>,
     /// When one of them handed in again.
     again: Option<String>,
     /// The token came to a server that has files alone.
@@ -51,7 +53,9 @@ impl Server {
         let (of_files, leaks) = (Arc::clone(&state), Arc::clone(&state));
         let files = listen(move |asked| {
             leaks.lock().expect("state").leaked |= asked.header("authorization").is_some();
+            let broken = leaks.lock().expect("state").broken.clone();
             match asked.path.as_str() {
+                path if broken.as_deref() == Some(path) => Answer::new(404, ""),
                 "/x" => Answer::new(302, "").with("location", "/y"),
                 _ => Answer::new(200, "def f():\n    return 1\n"),
             }
@@ -302,6 +306,22 @@ fn fetched(server: &Server) -> Gradebook {
     let (_, said) = server.run(&["list", "--course", "7"]);
     assert!(said.contains("23  Loops, twice"), "{said}");
 
+    // Where one of several files cannot be fetched, there is no part of the submission that looks whole.
+    server.state.lock().expect("state").broken = Some("/y".to_owned());
+    let part = server.path("part");
+    let fetch = ["fetch", "--out", part.to_str().expect("a path")];
+    let (code, said) = server.run(&[&fetch[..], &PLACE].concat());
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("not fetched: Ōkubo, Ren: "), "{said}");
+    let names = fs::read_dir(part.join("submissions")).expect("a folder");
+    let names = names.map(|one| one.expect("a file").file_name());
+    assert!(
+        names
+            .into_iter()
+            .all(|name| !name.to_string_lossy().contains("_101_"))
+    );
+    server.state.lock().expect("state").broken = None;
+
     let fetched = server.path("course");
     let out = fetched.to_str().expect("a path");
     let fetch = [&["fetch", "--out", out][..], &PLACE].concat();
@@ -405,6 +425,9 @@ fn handed_in_again(server: &Server, gradebook: &Gradebook, send: &[&str]) {
         said.contains("王, 小明: handed in again in Canvas"),
         "{said}"
     );
+    let all = [send, &["--resubmitted"]].concat();
+    server.run(&all);
+    assert_eq!(server.puts().len(), 1);
 }
 
 #[test]
