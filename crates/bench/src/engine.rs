@@ -168,6 +168,7 @@ impl KvCache for BenchEngine {
     fn capacity(&self) -> Capacity {
         Capacity {
             sequences: SEQUENCES,
+            cached: 0,
             tokens_per_sequence: self.tokens,
             prefill_tokens: CHUNK,
             microbatch_tokens: CHUNK,
@@ -182,6 +183,10 @@ impl KvCache for BenchEngine {
         self.next = self.next.wrapping_add(1);
         self.held.insert(sequence, 0);
         Ok(sequence)
+    }
+
+    fn share(&mut self, _: Sequence, _: Sequence, _: u32) -> Result<(), EngineError> {
+        no_model("share")
     }
 
     fn is_open(&self, sequence: Sequence) -> bool {

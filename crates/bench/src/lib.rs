@@ -1,13 +1,13 @@
-//! `tandem bench`: what a handoff costs on this machine, measured, with nothing taken from elsewhere.
+//! `tandem bench`: what a handoff costs on this machine and what a server gives under load, measured.
 //!
+//! - `serve`: a load on any server, alone or in turns with a second one;
 //! - `handoff`: goodput of the whole path between two processes, with the `receiver` in the other;
 //! - `overlap`: how much of a handoff hides behind the prefill, on a `link` of some speed;
-//! - `prefix`: what the have-list saves;
 //! - `turn`: the next turn of a conversation, wherever it is prefilled;
 //! - `parity`: how well two models fit together;
 //! - `together`: two models on one machine;
 //! - `slices`: how long an engine is busy with a slice of KV;
-//! - `nodes`: the nodes of `overlap`, `prefix`, `turn` and `parity`, and `ask` what they are asked;
+//! - `nodes`: the nodes of `overlap`, `turn` and `parity`, and `ask` what they are asked;
 //! - `control`: calls of a node's control API;
 //! - `engine`, `rows`: an engine that only takes KV in, and rows to give it;
 //! - `copy`: copies without tandem, to compare with;
@@ -26,9 +26,9 @@ mod link;
 mod nodes;
 mod overlap;
 mod parity;
-mod prefix;
 mod receiver;
 mod rows;
+mod serve;
 mod slices;
 mod together;
 mod turn;
@@ -56,14 +56,15 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Bench {
+    /// A load on a server with an OpenAI-compatible API, tandem's or another: requests and tokens per second, times to
+    /// first token and between tokens, and what it had in its cache; in turns with a second server.
+    Serve(serve::Arguments),
     /// Goodput from planes in the sender's memory to planes applied at the receiver: two processes on
     /// loopback, each codec with and without TLS, next to a plain TCP copy and memcpy.
     Handoff(handoff::Arguments),
     /// Time to first token on links of several speeds: local, remote without overlap, remote with it.
     /// Two network namespaces with a shaped link between them, where that is permitted.
     Overlap(overlap::Arguments),
-    /// Bytes on the wire where submissions share a rubric, with the have-list and without.
-    Prefix(prefix::Arguments),
     /// The next turn of a conversation: on the nodes that had the one before, and on another prefill node.
     Turn(turn::Arguments),
     /// How well two model files fit together, such as two quantisations, with each codec: both ends'
@@ -87,9 +88,9 @@ enum Bench {
 /// If something that is measured fails, or is not what was sent.
 pub async fn main(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.bench {
+        Bench::Serve(arguments) => serve::main(arguments).await,
         Bench::Handoff(arguments) => handoff::main(arguments).await,
         Bench::Overlap(arguments) => overlap::main(arguments).await,
-        Bench::Prefix(arguments) => prefix::main(arguments).await,
         Bench::Turn(arguments) => turn::main(arguments).await,
         Bench::Parity(arguments) => parity::main(arguments).await,
         Bench::Together(arguments) => together::main(arguments).await,

@@ -104,6 +104,7 @@ fn load(arguments: &Arguments, tokens: u32, by_layer: bool) -> anyhow::Result<Ll
     let options = LlamaOptions {
         capacity: Capacity {
             sequences: 2,
+            cached: 0,
             tokens_per_sequence: tokens + 1,
             prefill_tokens: CHUNK,
             microbatch_tokens: CHUNK,

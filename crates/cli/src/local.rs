@@ -56,6 +56,7 @@ impl Arguments {
         LlamaOptions {
             capacity: Capacity {
                 sequences: self.slots,
+                cached: 0,
                 tokens_per_sequence: self.context.unwrap_or_else(trained),
                 prefill_tokens: CHUNK,
                 microbatch_tokens: CHUNK,

@@ -281,6 +281,7 @@ fn load(
 ) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
     let capacity = Capacity {
         sequences: arguments.slots,
+        cached: 0,
         tokens_per_sequence: arguments.context,
         prefill_tokens: arguments.chunk,
         microbatch_tokens: arguments.ubatch(),

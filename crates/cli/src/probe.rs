@@ -97,6 +97,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
     let options = |sequences, tokens| LlamaOptions {
         capacity: Capacity {
             sequences,
+            cached: 0,
             tokens_per_sequence: tokens,
             prefill_tokens: CHUNK,
             microbatch_tokens: UBATCH,

@@ -4,16 +4,18 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
-use tandem_engine::compute::check_items;
+use tandem_engine::compute::{check_items, check_share};
 use tandem_engine::{
     Capacity, Compute, DecodeStep, EngineError, GiveRows, Item, KvCache, KvEngine, LayerRows,
     Sequence, Tokenizer,
 };
+use tandem_handoff::plane::plane_bytes;
 use tandem_handoff::{Contract, KvBlock, Plane, Section};
 
 use crate::blob::{self, BlobError};
@@ -68,7 +70,7 @@ struct Slot {
     window: u32,
 }
 
-/// A model in llama.cpp. Sequence ids `0..sequences` are slots, the next one is the scratch.
+/// A model in llama.cpp. Its first sequence ids are slots, the next one is the scratch.
 pub struct LlamaEngine {
     cell: Loaded,
     contract: Contract,
@@ -186,7 +188,7 @@ impl LlamaEngine {
             rows_are_read: if on_gpu { Side::Beside } else { Side::Here },
             staging: None,
             vocabulary,
-            slots: vec![Slot::default(); options.capacity.sequences as usize],
+            slots: vec![Slot::default(); open_sequences(&options.capacity) as usize],
             state: Vec::new(),
         };
         let probed = match engine.stays {
@@ -305,7 +307,7 @@ impl LlamaEngine {
     }
 
     fn scratch(&self) -> i32 {
-        i32::try_from(self.capacity.sequences).unwrap_or(0)
+        i32::try_from(open_sequences(&self.capacity)).unwrap_or(0)
     }
 
     fn slot(&self, sequence: Sequence) -> Result<Slot, EngineError> {
@@ -366,8 +368,11 @@ impl LlamaEngine {
         if let Some(seat) = self.seat {
             seat.take();
         }
-        self.context(|c| c.decode(batch))
-            .map_err(|e| EngineError::Failed(format!("llama_decode: {e}")))
+        self.context(|c| c.decode(batch)).map_err(|e| match e {
+            // It looks for room for the whole batch before it changes anything.
+            DecodeError::NoKvCacheSlot => EngineError::NoRoom,
+            e => EngineError::Failed(format!("llama_decode: {e}")),
+        })
     }
 
     /// The tokens of all items as one batch, and which of them logits are asked for.
@@ -457,9 +462,7 @@ impl LlamaEngine {
     ) -> Result<(), EngineError> {
         blob::from_block(&mut self.state, block, tokens, &self.contract);
         if !self.add_state(sequence, false) {
-            return Err(EngineError::Failed(
-                "llama.cpp did not take the block; is the context full?".into(),
-            ));
+            return Err(EngineError::NoRoom);
         }
         let slot = &mut self.slots[sequence.0 as usize];
         slot.full = tokens.end;
@@ -497,6 +500,29 @@ impl LlamaEngine {
         } else {
             Ok(())
         }
+    }
+
+    /// Has a sequence that shares all cells of another one have a window of its own: that of the other one if it ends there,
+    /// else a row that stands for it until it comes. llama.cpp uses no cell again that two sequences have, also when it
+    /// has left both windows.
+    fn own_window(
+        &mut self,
+        from: Sequence,
+        to: Sequence,
+        tokens: u32,
+        is_all: bool,
+    ) -> Result<(), EngineError> {
+        if is_all {
+            self.read_state(native_id(from), true).map_err(failed)?;
+        } else {
+            let row = zero_row(&self.contract, tokens - 1);
+            blob::from_block(&mut self.state, &row, &row.tokens, &self.contract);
+        }
+        if self.set_state(native_id(to), true) {
+            return Ok(());
+        }
+        self.clear(to);
+        Err(EngineError::NoRoom)
     }
 
     /// Checks llama.cpp's own idea of where a sequence ends.
@@ -543,6 +569,18 @@ fn described(
     }
 }
 
+/// The window of one token, of zeros.
+fn zero_row(contract: &Contract, position: u32) -> KvBlock {
+    let tokens = position..position + 1;
+    let mut row = KvBlock::with_room(contract, Section::Window, &tokens);
+    for plane in &mut row.planes {
+        let bytes = plane_bytes(contract, plane.layer, plane.kind, 1).unwrap_or(0);
+        plane.data = vec![0; usize::try_from(bytes).unwrap_or(0)].into();
+    }
+    row.tokens = tokens;
+    row
+}
+
 fn probed(e: EngineError) -> BlobError {
     BlobError {
         at: COMPUTING,
@@ -560,6 +598,11 @@ fn flags(only_window: bool) -> LlamaStateSeqFlags {
     } else {
         LlamaStateSeqFlags::empty()
     }
+}
+
+/// Sequences that may be open at once; the scratch comes behind them.
+const fn open_sequences(capacity: &Capacity) -> u32 {
+    capacity.sequences + capacity.cached
 }
 
 fn native_id(sequence: Sequence) -> i32 {
@@ -587,7 +630,7 @@ impl KvCache for LlamaEngine {
 
     fn open(&mut self) -> Result<Sequence, EngineError> {
         let free = self.slots.iter().position(|s| !s.open);
-        let index = free.ok_or(EngineError::Full(self.capacity.sequences))?;
+        let index = free.ok_or(EngineError::Full(open_sequences(&self.capacity)))?;
         self.slots[index] = Slot {
             open: true,
             full: 0,
@@ -595,6 +638,28 @@ impl KvCache for LlamaEngine {
             window: 0,
         };
         Ok(Sequence(u32::try_from(index).unwrap_or(0)))
+    }
+
+    fn share(&mut self, from: Sequence, to: Sequence, tokens: u32) -> Result<(), EngineError> {
+        self.is_handed_over()?;
+        check_share(self, from, to, tokens)?;
+        // Full rows that still lack their window may lie there.
+        self.clear(to);
+        let (source, target) = (native_id(from), native_id(to));
+        self.context(|c| c.kv_cache_seq_cp(source, target, None, Some(tokens)))
+            .map_err(|e| EngineError::Failed(e.to_string()))?;
+        let is_all = tokens == self.held(from);
+        let slot = Slot {
+            open: true,
+            full: tokens,
+            complete: is_all || !self.contract.has_window(),
+            window: 0,
+        };
+        self.slots[to.0 as usize] = slot;
+        if self.contract.has_window() && tokens > 0 {
+            self.own_window(from, to, tokens, is_all)?;
+        }
+        Ok(())
     }
 
     fn is_open(&self, sequence: Sequence) -> bool {
@@ -772,7 +837,9 @@ impl Compute for LlamaEngine {
             _ => self.run(&mut batch),
         };
         if let Err(error) = result {
-            items.iter().for_each(|item| self.clear(item.sequence));
+            if error != EngineError::NoRoom {
+                items.iter().for_each(|item| self.clear(item.sequence));
+            }
             return Err(error);
         }
         for item in items {

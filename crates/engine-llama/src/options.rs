@@ -51,6 +51,7 @@ impl Default for LlamaOptions {
         Self {
             capacity: Capacity {
                 sequences: 4,
+                cached: 0,
                 tokens_per_sequence: 8192,
                 prefill_tokens: 512,
                 microbatch_tokens: 512,
@@ -105,10 +106,13 @@ pub enum LlamaError {
 pub(crate) fn check_options(options: &LlamaOptions) -> Result<(), LlamaError> {
     let c = options.capacity;
     let fail = |option, reason: String| Err(LlamaError::Option { option, reason });
-    if c.sequences == 0 || c.sequences > MAX_SEQUENCES {
+    if c.sequences == 0 || c.sequences.saturating_add(c.cached) > MAX_SEQUENCES {
         return fail(
             "sequences",
-            format!("{}, allowed 1..={MAX_SEQUENCES}", c.sequences),
+            format!(
+                "{} and {} cached, allowed 1..={MAX_SEQUENCES} together",
+                c.sequences, c.cached
+            ),
         );
     }
     if c.tokens_per_sequence < 2 || c.tokens_per_sequence > tandem_handoff::limits::MAX_TOKENS {
@@ -166,7 +170,7 @@ pub(crate) fn context_params(options: &LlamaOptions, is_handed_over: bool) -> Ll
         .with_n_ctx(std::num::NonZeroU32::new(tokens))
         .with_n_batch(c.prefill_tokens.max(c.sequences))
         .with_n_ubatch(c.microbatch_tokens)
-        .with_n_seq_max(c.sequences + u32::from(is_handed_over))
+        .with_n_seq_max(c.sequences + c.cached + u32::from(is_handed_over))
         .with_n_threads(threads)
         .with_n_threads_batch(threads)
         .with_flash_attention_policy(attention)

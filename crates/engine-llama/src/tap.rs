@@ -489,6 +489,7 @@ mod tests {
         let options = LlamaOptions {
             capacity: Capacity {
                 sequences: 1,
+                cached: 0,
                 tokens_per_sequence: 64,
                 prefill_tokens: 64,
                 microbatch_tokens: 64,

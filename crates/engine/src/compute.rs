@@ -160,6 +160,29 @@ pub trait Compute: KvCache {
     }
 }
 
+/// That [`KvCache::share`] can be done. Engines ask this first.
+///
+/// # Errors
+/// [`EngineError::Refused`], with what does not fit.
+pub fn check_share(
+    cache: &(impl KvCache + ?Sized),
+    from: Sequence,
+    to: Sequence,
+    tokens: u32,
+) -> Result<(), EngineError> {
+    let refused = |reason: String| Err(EngineError::Refused(reason));
+    if let Some(closed) = [from, to].into_iter().find(|s| !cache.is_open(*s)) {
+        return refused(format!("{closed:?} is not open"));
+    }
+    let (held, there) = (cache.held(from), cache.held(to));
+    if from == to || there > 0 || tokens > held {
+        return refused(format!(
+            "{tokens} tokens of {from:?}, which holds {held}, for {to:?}, which holds {there}"
+        ));
+    }
+    Ok(())
+}
+
 /// That items fit what is held and the limits. Engines ask this first, so that a call that is refused changes nothing.
 ///
 /// # Errors

@@ -39,6 +39,7 @@ mod misuse;
 mod plan;
 mod probe;
 mod sequences;
+mod sharing;
 
 use crate::kv_engine::KvEngine;
 
@@ -72,7 +73,9 @@ pub fn run(make: &dyn Fn() -> Box<dyn KvEngine>, rounding: f32) -> Measured {
     let (mut source, mut receiver) = (make(), make());
     let (source, receiver) = (source.as_mut(), receiver.as_mut());
     let prompts = one_by_one(source, receiver);
-    sequences::check_independence(source, receiver, &prompts, rounding)
+    let mut measured = sequences::check_independence(source, receiver, &prompts, rounding);
+    sharing::check(receiver, &prompts, rounding, &mut measured);
+    measured
 }
 
 /// The suite without what compares sequences of a batch with those alone.

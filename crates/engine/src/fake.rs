@@ -16,7 +16,7 @@ use tandem_handoff::{Contract, ElementType, KvBlock, LayerKind, LayerSpec, Plane
 pub use self::tokenizer::{FAKE_BOS, FAKE_EOS, FAKE_IM_START, FakeTokenizer};
 
 use self::cache::Cache;
-use crate::compute::{Compute, DecodeStep, GiveRows, Item, LayerRows, check_items};
+use crate::compute::{Compute, DecodeStep, GiveRows, Item, LayerRows, check_items, check_share};
 use crate::kv_cache::{Capacity, EngineError, KvCache, Sequence};
 use crate::kv_engine::KvEngine;
 use crate::tokenizer::{Token, Tokenizer};
@@ -72,6 +72,15 @@ pub enum Call {
         /// The steps of the batch.
         steps: Vec<DecodeStep>,
     },
+    /// [`KvCache::share`].
+    Share {
+        /// Whose tokens.
+        from: Sequence,
+        /// Who has them, too.
+        to: Sequence,
+        /// How many.
+        tokens: u32,
+    },
     /// [`KvCache::truncate`], and so [`KvCache::clear`].
     Truncate {
         /// The sequence.
@@ -100,6 +109,8 @@ pub enum CallKind {
     Import,
     /// The steps of decoding of [`Compute::evaluate`].
     Decode,
+    /// [`KvCache::share`].
+    Share,
     /// [`KvCache::truncate`].
     Truncate,
     /// [`KvCache::release`].
@@ -118,6 +129,7 @@ impl Call {
             Self::Export { .. } => CallKind::Export,
             Self::Import { .. } => CallKind::Import,
             Self::Decode { .. } => CallKind::Decode,
+            Self::Share { .. } => CallKind::Share,
             Self::Truncate { .. } => CallKind::Truncate,
             Self::Release(_) => CallKind::Release,
         }
@@ -150,6 +162,8 @@ impl Failure {
 pub struct FakeConfig {
     /// Sequences open at once.
     pub sequences: u32,
+    /// Those that may be open besides.
+    pub cached: u32,
     /// Tokens of one sequence.
     pub tokens_per_sequence: u32,
     /// Most tokens per prefill call.
@@ -207,6 +221,7 @@ impl Default for FakeConfig {
     fn default() -> Self {
         Self {
             sequences: 4,
+            cached: 4,
             tokens_per_sequence: 4096,
             prefill_tokens: 64,
             microbatch_tokens: 16,
@@ -288,7 +303,9 @@ impl FakeEngine {
         Self {
             contract,
             tokenizer: Arc::new(FakeTokenizer),
-            slots: (0..config.sequences).map(|_| None).collect(),
+            slots: (0..config.sequences + config.cached)
+                .map(|_| None)
+                .collect(),
             calls: 0,
             config,
         }
@@ -325,6 +342,17 @@ impl FakeEngine {
         let slot = self.slots.get_mut(sequence.0 as usize);
         slot.and_then(Option::as_mut)
             .ok_or_else(|| not_open(sequence))
+    }
+
+    /// That so many tokens more have room. What sequences share counts for each of them.
+    fn check_room(&self, tokens: usize) -> Result<(), EngineError> {
+        let all = self.config.sequences as usize * self.config.tokens_per_sequence as usize;
+        let caches = self.slots.iter().flatten();
+        let taken: usize = caches.map(|cache| cache.full_end() as usize).sum();
+        match taken + tokens <= all {
+            true => Ok(()),
+            false => Err(EngineError::NoRoom),
+        }
     }
 
     fn check_end(&self, end: u64) -> Result<(), EngineError> {
@@ -427,6 +455,7 @@ impl KvCache for FakeEngine {
     fn capacity(&self) -> Capacity {
         Capacity {
             sequences: self.config.sequences,
+            cached: self.config.cached,
             tokens_per_sequence: self.config.tokens_per_sequence,
             prefill_tokens: self.config.prefill_tokens,
             microbatch_tokens: self.config.microbatch_tokens,
@@ -437,11 +466,21 @@ impl KvCache for FakeEngine {
         self.enter(&Call::Open)?;
         let free = (0..).zip(&self.slots).find(|(_, slot)| slot.is_none());
         let Some((index, _)) = free else {
-            return Err(EngineError::Full(self.config.sequences));
+            return Err(EngineError::Full(
+                self.config.sequences + self.config.cached,
+            ));
         };
         let cache = Cache::new(&self.contract, self.config.seed);
         self.slots[index as usize] = Some(cache);
         Ok(Sequence(index))
+    }
+
+    fn share(&mut self, from: Sequence, to: Sequence, tokens: u32) -> Result<(), EngineError> {
+        self.enter(&Call::Share { from, to, tokens })?;
+        check_share(self, from, to, tokens)?;
+        let shared = self.cache(from)?.beginning(tokens);
+        *self.cache_mut(to)? = shared;
+        Ok(())
     }
 
     fn is_open(&self, sequence: Sequence) -> bool {
@@ -479,6 +518,9 @@ impl KvCache for FakeEngine {
             .validate(&self.contract)
             .map_err(|e| refused(e.to_string()))?;
         self.check_end(u64::from(block.tokens.end))?;
+        if block.section == Section::Full {
+            self.check_room(tokens.len())?;
+        }
         let cache = self.cache_mut(sequence)?;
         cache.import(block, &tokens).map_err(refused)
     }
@@ -515,6 +557,7 @@ impl Compute for FakeEngine {
         self.enter_items(items)?;
         let vocabulary = self.tokenizer.len();
         check_items(self, vocabulary, items, give.is_some())?;
+        self.check_room(items.iter().map(|item| item.tokens.len()).sum())?;
         let mut rows = Vec::new();
         for item in items {
             self.cache_mut(item.sequence)?.drop_incomplete();

@@ -11,8 +11,11 @@ pub struct Sequence(pub u32);
 /// What fits into an engine at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// Sequences that may be open at once.
+    /// Sequences that may be open at once and become as long as they may.
     pub sequences: u32,
+    /// Sequences that may be open besides: those of ended requests, which others share. No room in the cache is set
+    /// aside for them ([`EngineError::NoRoom`]).
+    pub cached: u32,
     /// Tokens of one sequence, prompt and answer together.
     pub tokens_per_sequence: u32,
     /// Largest number of tokens of a chunk of a prefill; chunks are cut at this size.
@@ -43,6 +46,10 @@ pub enum EngineError {
     /// The call does not fit the state of the sequence: a bug of the caller, or of a peer.
     #[error("engine call refused: {0}")]
     Refused(String),
+    /// There is no room in the cache; everything is as it was. Where no more than [`Capacity::sequences`] are open, there
+    /// is room.
+    #[error("there is no room in the KV cache")]
+    NoRoom,
     /// The engine itself failed.
     #[error("engine failed: {0}")]
     Failed(String),
@@ -70,6 +77,14 @@ pub trait KvCache {
     /// # Errors
     /// [`EngineError::Full`] if all are in use.
     fn open(&mut self) -> Result<Sequence, EngineError>;
+
+    /// Gives `to`, which is empty, the first tokens of `from`, without a copy: both have the same rows, and each goes on
+    /// and ends by itself. A model with window layers has the window at one position only. So unless `tokens` is all that
+    /// `from` holds, `to` then lacks its window, as behind full blocks ([`KvCache::held`] is 0 until it is imported).
+    ///
+    /// # Errors
+    /// [`EngineError::Refused`] if one of them is not open, `from` does not hold so many, or `to` holds any.
+    fn share(&mut self, from: Sequence, to: Sequence, tokens: u32) -> Result<(), EngineError>;
 
     /// True from [`KvCache::open`] to [`KvCache::release`].
     fn is_open(&self, sequence: Sequence) -> bool;

@@ -14,7 +14,7 @@ use tandem_handoff::{
     Contract, ElementType, KvBlock, LayerKind, LayerSpec, Plane, PlaneKind, Section,
 };
 
-use crate::compute::{Compute, GiveRows, Item, LayerRows, check_items};
+use crate::compute::{Compute, GiveRows, Item, LayerRows, check_items, check_share};
 use crate::fake::FakeTokenizer;
 use crate::kv_cache::{Capacity, EngineError, KvCache, Sequence};
 use crate::kv_engine::KvEngine;
@@ -118,7 +118,7 @@ impl PacedEngine {
             machine,
             tokenizer: Arc::new(FakeTokenizer),
             pattern: pattern(),
-            slots: vec![None; capacity.sequences as usize],
+            slots: vec![None; (capacity.sequences + capacity.cached) as usize],
             capacity,
         })
     }
@@ -264,9 +264,24 @@ impl KvCache for PacedEngine {
 
     fn open(&mut self) -> Result<Sequence, EngineError> {
         let free = (0..).zip(&self.slots).find(|(_, slot)| slot.is_none());
-        let (index, _) = free.ok_or(EngineError::Full(self.capacity.sequences))?;
+        let (index, _) = free.ok_or(EngineError::Full(
+            self.capacity.sequences + self.capacity.cached,
+        ))?;
         self.slots[index as usize] = Some(Held::default());
         Ok(Sequence(index))
+    }
+
+    fn share(&mut self, from: Sequence, to: Sequence, tokens: u32) -> Result<(), EngineError> {
+        check_share(self, from, to, tokens)?;
+        let held = Held {
+            full: tokens,
+            window: match tokens == self.slot(from)?.full {
+                true => tokens,
+                false => 0,
+            },
+        };
+        self.set(to, held);
+        Ok(())
     }
 
     fn is_open(&self, sequence: Sequence) -> bool {

@@ -371,7 +371,7 @@ pub(crate) fn generation_error(e: &GenerationError) -> NodeError {
 
 fn engine_error(e: &EngineError) -> NodeError {
     let code = match e {
-        EngineError::Full(_) => ErrorCode::Busy,
+        EngineError::Full(_) | EngineError::NoRoom => ErrorCode::Busy,
         EngineError::Refused(_) | EngineError::Failed(_) => ErrorCode::Engine,
     };
     NodeError::new(code, e.to_string())

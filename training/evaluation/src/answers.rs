@@ -55,6 +55,7 @@ impl Asker {
         let options = LlamaOptions {
             capacity: Capacity {
                 sequences: 1,
+                cached: 0,
                 tokens_per_sequence: CONTEXT,
                 prefill_tokens: CHUNK,
                 microbatch_tokens: CHUNK,

@@ -28,6 +28,7 @@ pub fn options() -> LlamaOptions {
     LlamaOptions {
         capacity: Capacity {
             sequences: 4,
+            cached: 2,
             tokens_per_sequence: 1024,
             prefill_tokens: CHUNK,
             microbatch_tokens: CHUNK / 4,

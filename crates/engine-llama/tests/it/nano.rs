@@ -19,6 +19,7 @@ fn load(model: &str) -> LlamaEngine {
     let options = LlamaOptions {
         capacity: Capacity {
             sequences: 1,
+            cached: 0,
             tokens_per_sequence: 64,
             prefill_tokens: 64,
             microbatch_tokens: 64,

@@ -15,7 +15,7 @@ const SIDE_BY_SIDE: usize = 3;
 
 /// As many sequences as the capacity says can be open, and no more.
 pub fn check_capacity(engine: &mut dyn KvEngine) {
-    let count = engine.capacity().sequences;
+    let count = engine.capacity().sequences + engine.capacity().cached;
     let open: Vec<Sequence> = (0..count)
         .map(|i| probe::open(engine, &format!("capacity, sequence {i} of {count}")))
         .collect();
@@ -108,13 +108,13 @@ pub fn check_independence(
         batch_difference: 0.0,
         close_calls: 0,
     };
-    compare(what, [&alone, &here], rounding, &mut measured);
+    compare_all(what, [&alone, &here], rounding, &mut measured);
 
     let what = "side by side, imported";
     let sequences = import_round_robin(receiver, what, &chosen, &blocks);
     let there = probe::generate_all(receiver, what, &sequences, &probe::greedy());
     release_all(receiver, &sequences);
-    compare(what, [&alone, &there], rounding, &mut measured);
+    compare_all(what, [&alone, &there], rounding, &mut measured);
     check_mixed(receiver, prompts, rounding, &mut measured);
     measured
 }
@@ -250,26 +250,35 @@ fn import_round_robin<'a>(
     sequences
 }
 
-/// Equal tokens, or different ones only where the best logits are too close to call.
-fn compare(what: &str, [alone, together]: [&[Answer]; 2], rounding: f32, measured: &mut Measured) {
-    for (i, (alone, together)) in alone.iter().zip(together).enumerate() {
+fn compare_all(what: &str, both: [&[Answer]; 2], rounding: f32, measured: &mut Measured) {
+    for (i, (alone, together)) in both[0].iter().zip(both[1]).enumerate() {
         let what = format!("{what}, sequence {i}");
-        for step in 0..alone.tokens.len() {
-            let what = format!("{what}, token {step}");
-            let rows = [&alone.logits[step], &together.logits[step]];
-            measured.take(&what, rows[0], rows[1], rounding);
-            if alone.tokens[step] != together.tokens[step] {
-                let gap = gap_of_best(&alone.logits[step]);
-                assert!(
-                    gap <= 2.0 * rounding,
-                    "conformance: {what}: {} instead of {}, though the best logits \
-                     are {gap} apart",
-                    together.tokens[step],
-                    alone.tokens[step]
-                );
-                measured.close_calls += 1;
-                break;
-            }
+        compare(&what, [alone, together], rounding, measured);
+    }
+}
+
+/// Equal tokens, or different ones only where the best logits are too close to call.
+pub fn compare(
+    what: &str,
+    [alone, together]: [&Answer; 2],
+    rounding: f32,
+    measured: &mut Measured,
+) {
+    for step in 0..alone.tokens.len() {
+        let what = format!("{what}, token {step}");
+        let rows = [&alone.logits[step], &together.logits[step]];
+        measured.take(&what, rows[0], rows[1], rounding);
+        if alone.tokens[step] != together.tokens[step] {
+            let gap = gap_of_best(&alone.logits[step]);
+            assert!(
+                gap <= 2.0 * rounding,
+                "conformance: {what}: {} instead of {}, though the best logits \
+                 are {gap} apart",
+                together.tokens[step],
+                alone.tokens[step]
+            );
+            measured.close_calls += 1;
+            break;
         }
     }
 }

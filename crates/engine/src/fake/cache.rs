@@ -119,6 +119,32 @@ impl Cache {
         (0..kept).for_each(|position| self.hash_full(position));
     }
 
+    /// One past the last token of the full planes, complete or not.
+    pub const fn full_end(&self) -> u32 {
+        self.full_end
+    }
+
+    /// The same rows up to a position. The window is there at the end of all of them only.
+    pub fn beginning(&self, tokens: u32) -> Self {
+        let mut other = self.clone();
+        if tokens == self.full_end {
+            return other;
+        }
+        for rows in &mut other.planes {
+            let kept = match rows.section {
+                Section::Full => tokens as usize * rows.row_bytes,
+                Section::Window => 0,
+            };
+            rows.data.truncate(kept);
+            rows.first = 0;
+        }
+        other.full_end = tokens;
+        other.window_end = if self.has_window { 0 } else { tokens };
+        other.full_hash = self.seed;
+        (0..tokens).for_each(|position| other.hash_full(position));
+        other
+    }
+
     /// Evaluates one token at the next position; gives its row of each plane: K and V of each layer.
     pub fn push(&mut self, token: Token) -> Vec<Vec<u8>> {
         let position = self.full_end;

@@ -121,6 +121,14 @@ enum Fault {
     GivesAll,
     /// Giving rows changes one.
     GivingDisturbs,
+    /// Shares one token less.
+    SharesTooFew,
+    /// Who shared its rows has them no more.
+    SharesByMoving,
+    /// Shares with one that holds some.
+    SharesOver,
+    /// Shares rows of which one is another.
+    SharesWrongRows,
 }
 
 impl Fault {
@@ -139,7 +147,7 @@ impl Fault {
 }
 
 /// What the suite says of each fault: that the right check found it.
-const FAULTS: [(Fault, bool, &str); 39] = [
+const FAULTS: [(Fault, bool, &str); 44] = [
     (Fault::DropsRow, false, "the first logits differ"),
     (Fault::DropsRow, true, "a part of the window is not"),
     (Fault::DuplicatesRow, false, "the first logits differ"),
@@ -203,6 +211,11 @@ const FAULTS: [(Fault, bool, &str); 39] = [
     (Fault::GivesWrongTokens, false, "or has gaps"),
     (Fault::GivesAll, false, "read one by one are others"),
     (Fault::GivingDisturbs, false, "other rows than those"),
+    (Fault::SharesTooFew, false, "shared: `held` is"),
+    (Fault::SharesTooFew, true, "shared: should work"),
+    (Fault::SharesByMoving, false, "shared: `held` is"),
+    (Fault::SharesOver, false, "holds some: should be refused"),
+    (Fault::SharesWrongRows, false, "to, token 0: logits differ"),
 ];
 
 /// The fake with one fault.
@@ -370,6 +383,24 @@ impl KvCache for Broken {
                 .map_err(|e| EngineError::Failed(e.to_string())),
             _ => self.inner.open(),
         }
+    }
+
+    fn share(&mut self, from: Sequence, to: Sequence, tokens: u32) -> Result<(), EngineError> {
+        let (from, to) = (self.real(from), self.real(to));
+        let tokens = match self.fault {
+            Fault::SharesTooFew if tokens <= self.inner.held(from) => tokens.saturating_sub(1),
+            _ => tokens,
+        };
+        if self.fault == Fault::SharesOver {
+            self.inner.clear(to);
+        }
+        self.inner.share(from, to, tokens)?;
+        match self.fault {
+            Fault::SharesByMoving => self.inner.clear(from),
+            Fault::SharesWrongRows => self.flip(to),
+            _ => {}
+        }
+        Ok(())
     }
 
     fn is_open(&self, sequence: Sequence) -> bool {

@@ -33,6 +33,7 @@ fn engine(has_window: bool, pace: Steady) -> PacedEngine {
     };
     let capacity = Capacity {
         sequences: 3,
+        cached: 2,
         tokens_per_sequence: 1024,
         prefill_tokens: 64,
         microbatch_tokens: 16,

@@ -49,6 +49,7 @@ impl Subject {
         let options = LlamaOptions {
             capacity: Capacity {
                 sequences: 2,
+                cached: 0,
                 tokens_per_sequence: CONTEXT,
                 prefill_tokens: CHUNK,
                 microbatch_tokens: CHUNK,
