@@ -18,10 +18,13 @@ const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1d2330}.soft{fill
     path{fill:none;stroke-width:2}.axis{stroke:#c9cfda;stroke-width:1}.s0{stroke:#4c7bd9}.s1{stroke:#d9782b}\
     @media (prefers-color-scheme:dark){text{fill:#e8ebf2}.soft{fill:#a7b0c0}.axis{stroke:#454d5c}}";
 
+/// The times that a field shows of a server.
+type Values = fn(&Side) -> &[f64];
+
 /// Both fields, a line for each server.
 pub fn svg(figures: &Figures) -> String {
     let mut body = String::new();
-    let fields: [(&str, fn(&Side) -> &[f64]); 2] = [
+    let fields: [(&str, Values); 2] = [
         ("first token, ms", |side| &side.first),
         ("between tokens, ms", |side| &side.between),
     ];
@@ -45,10 +48,10 @@ pub fn svg(figures: &Figures) -> String {
 }
 
 /// Part of the values below, over milliseconds up to the longest.
-fn field(body: &mut String, left: f64, name: &str, sides: &[Side], values: fn(&Side) -> &[f64]) {
+fn field(body: &mut String, left: f64, name: &str, sides: &[Side], values: Values) {
     let (width, height) = FIELD;
     let bottom = TOP + height;
-    let all = sides.iter().flat_map(|side| values(side));
+    let all = sides.iter().flat_map(values);
     let longest = all.copied().fold(1e-9, f64::max);
     let _ = write!(
         body,

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tandem_testkit::{Architecture, Spec, WeightType};
 
-use super::daemon::{TANDEM, fixture, fixture_of};
+use super::daemon::{Daemon, TANDEM, fixture, fixture_of};
+use super::tiny_http::{self, Answer};
 
 fn bench(arguments: &[&str]) -> Value {
     run(Command::new(TANDEM).arg("bench").args(arguments)).0
@@ -460,4 +461,84 @@ fn what_is_no_link_is_refused() {
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("2.5gbit,0.6ms"), "{said}");
+}
+
+/// Both servers are the same one, and each is asked for the same prompts.
+#[tokio::test]
+async fn a_server_under_load_is_measured_in_turns_with_another_one() {
+    let home = tempfile::tempdir().expect("dir");
+    let model = format!("m={}", model());
+    let served = Daemon::serve_from(home.path(), &["--model", &model]);
+    let url = format!("http://{}", served.address);
+    let svg = home.path().join("load.svg");
+    for load in [["--clients", "2"], ["--rate", "50"]] {
+        let mut command = Command::new(TANDEM);
+        command.args(["bench", "serve", "--to", &url, "--beside", &url]);
+        command
+            .args(load)
+            .args(["--requests", "4", "--rounds", "2"]);
+        command.args(["--shared", "60", "--own", "5", "--max-tokens", "6"]);
+        command.args(["--heavy", "20", "--svg"]).arg(&svg);
+        let (told, _) = tokio::task::spawn_blocking(move || run(&mut command))
+            .await
+            .expect("told");
+        let sides = told["sides"].as_array().expect("sides");
+        assert_eq!(sides.len(), 2, "{told}");
+        for side in sides {
+            assert_eq!((&side["model"], &side["answers"]), (&"m".into(), &8.into()));
+            assert_eq!(side["failed"], 0, "{told}");
+            let [requests, tokens] = ["requests_per_s", "tokens_per_s"].map(|n| number(side, n));
+            assert!(requests > 0.0 && tokens > requests && tokens <= 6.1 * requests);
+            assert!(number(side, "prompt_tokens") > 65.0, "{told}");
+            assert!((0.0..=1.0).contains(&number(side, "cached_part")), "{told}");
+            assert!(number(side, "heavy_tokens_per_s") > 0.0, "{told}");
+            let [first, whole] = ["first_token_ms", "whole_ms"].map(|n| number(&side[n], "p50"));
+            assert!(first > 0.0 && first <= whole, "{told}");
+        }
+        assert!(number(&told, "ratio") > 0.0, "{told}");
+        let drawing = std::fs::read_to_string(&svg).expect("a drawing");
+        assert!(drawing.starts_with("<svg") && drawing.matches("class=\"s1\"").count() == 3);
+    }
+}
+
+/// What fails is counted, and a server that answers nothing is no slow one.
+#[tokio::test]
+async fn a_server_that_fails_has_no_figures() {
+    let chunk = |text: &str, end: &str| {
+        let delta =
+            serde_json::json!({"choices": [{"delta": {"content": text}, "finish_reason": end}]});
+        format!("data: {delta}\n\ndata: [DONE]\n\n")
+    };
+    let good = chunk("yes", "stop");
+    for (every, code) in [(1, 1), (2, 1), (100, 0)] {
+        let good = good.clone();
+        let asked = std::sync::atomic::AtomicUsize::new(1);
+        let address = tiny_http::listen(move |_| {
+            let number = asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            match number.is_multiple_of(every) {
+                true => Answer::new(500, r#"{"error": {"message": "it burns"}}"#),
+                false => Answer::new(200, good.clone()).with("content-type", "text/event-stream"),
+            }
+        });
+        let mut command = Command::new(TANDEM);
+        command.args(["bench", "serve", "--model", "m", "--json", "--clients", "1"]);
+        command.args(["--requests", "4", "--rounds", "1", "--warm", "0", "--to"]);
+        command.arg(format!("http://{address}"));
+        let output = tokio::task::spawn_blocking(move || command.output());
+        let output = output.await.expect("told").expect("tandem runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        match every {
+            1 => assert!(said.contains("no answer has text: status 500"), "{said}"),
+            _ => {
+                let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+                let side = &told["sides"][0];
+                let failed = if every == 2 { 2 } else { 0 };
+                assert_eq!(
+                    (&side["failed"], &side["answers"]),
+                    (&failed.into(), &(4 - failed).into())
+                );
+            }
+        }
+    }
 }
