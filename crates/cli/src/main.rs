@@ -96,7 +96,7 @@ enum Command {
     Probe(probe::Arguments),
     /// Starts four nodes and a coordinator on this machine and grades the sample course.
     Demo(demo::Arguments),
-    /// Measures what a handoff costs on this machine.
+    /// Measures what handoffs cost on this machine, and any server under load.
     Bench(tandem_bench::Arguments),
     /// Prints docs/commands.md.
     #[command(hide = true)]

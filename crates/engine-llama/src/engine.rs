@@ -518,11 +518,10 @@ impl LlamaEngine {
             let row = zero_row(&self.contract, tokens - 1);
             blob::from_block(&mut self.state, &row, &row.tokens, &self.contract);
         }
-        if self.set_state(native_id(to), true) {
-            return Ok(());
+        match self.set_state(native_id(to), true) {
+            true => Ok(()),
+            false => Err(EngineError::NoRoom),
         }
-        self.clear(to);
-        Err(EngineError::NoRoom)
     }
 
     /// Checks llama.cpp's own idea of where a sequence ends.
@@ -656,10 +655,14 @@ impl KvCache for LlamaEngine {
             window: 0,
         };
         self.slots[to.0 as usize] = slot;
-        if self.contract.has_window() && tokens > 0 {
-            self.own_window(from, to, tokens, is_all)?;
+        if !self.contract.has_window() || tokens == 0 {
+            return Ok(());
         }
-        Ok(())
+        let owned = self.own_window(from, to, tokens, is_all);
+        if owned.is_err() {
+            self.clear(to);
+        }
+        owned
     }
 
     fn is_open(&self, sequence: Sequence) -> bool {

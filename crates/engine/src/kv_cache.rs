@@ -78,12 +78,13 @@ pub trait KvCache {
     /// [`EngineError::Full`] if all are in use.
     fn open(&mut self) -> Result<Sequence, EngineError>;
 
-    /// Gives `to`, which is empty, the first tokens of `from`, without a copy: both have the same rows, and each goes on
-    /// and ends by itself. A model with window layers has the window at one position only. So unless `tokens` is all that
+    /// Gives `to`, which is empty, the first tokens of `from`: both have the same rows of the full layers, without a copy,
+    /// and each goes on and ends by itself. A model with window layers has the window at one position only. So unless `tokens` is all that
     /// `from` holds, `to` then lacks its window, as behind full blocks ([`KvCache::held`] is 0 until it is imported).
     ///
     /// # Errors
     /// [`EngineError::Refused`] if one of them is not open, `from` does not hold so many, or `to` holds any.
+    /// [`EngineError::NoRoom`] if there is none for a window. `to` is empty then.
     fn share(&mut self, from: Sequence, to: Sequence, tokens: u32) -> Result<(), EngineError>;
 
     /// True from [`KvCache::open`] to [`KvCache::release`].

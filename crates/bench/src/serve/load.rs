@@ -27,7 +27,7 @@ pub struct Round {
     pub answers: Vec<Answered>,
     /// Why others failed.
     pub failures: Vec<String>,
-    /// Heavy prompts that were read meanwhile.
+    /// Heavy prompts that were read to the end meanwhile.
     pub heavy: Vec<Answered>,
 }
 
@@ -62,10 +62,12 @@ impl Load {
             let mut read = Vec::new();
             let Some(heavy) = heavy else { return read };
             for number in 0.. {
+                let answer = server.ask(&heavy(number), Some(1)).await;
+                // One that ends later was read in part while nobody else asked.
                 if over.load(Ordering::Relaxed) {
                     break;
                 }
-                read.push(server.ask(&heavy(number), Some(1)).await);
+                read.push(answer);
             }
             read
         };

@@ -71,7 +71,7 @@ pub struct Side {
     pub between_tokens_ms: Percentiles,
     /// From sending to the end.
     pub whole_ms: Percentiles,
-    /// Tokens per second of the heavy prompts, while they were read.
+    /// Tokens per second of the heavy prompts that were read to the end while the others asked; none if there is none.
     pub heavy_tokens_per_s: Option<f64>,
     /// Of each round.
     pub round_requests_per_s: Vec<f64>,

@@ -468,7 +468,7 @@ fn what_is_no_link_is_refused() {
 async fn a_server_under_load_is_measured_in_turns_with_another_one() {
     let home = tempfile::tempdir().expect("dir");
     let model = format!("m={}", model());
-    let served = Daemon::serve_from(home.path(), &["--model", &model]);
+    let served = Daemon::serve_from(home.path(), &["--model", &model, "--slots", "4"]);
     let url = format!("http://{}", served.address);
     let svg = home.path().join("load.svg");
     for load in [["--clients", "2"], ["--rate", "50"]] {
@@ -476,7 +476,7 @@ async fn a_server_under_load_is_measured_in_turns_with_another_one() {
         command.args(["bench", "serve", "--to", &url, "--beside", &url]);
         command
             .args(load)
-            .args(["--requests", "4", "--rounds", "2"]);
+            .args(["--requests", "8", "--rounds", "2"]);
         command.args(["--shared", "60", "--own", "5", "--max-tokens", "6"]);
         command.args(["--heavy", "20", "--svg"]).arg(&svg);
         let (told, _) = tokio::task::spawn_blocking(move || run(&mut command))
@@ -485,13 +485,18 @@ async fn a_server_under_load_is_measured_in_turns_with_another_one() {
         let sides = told["sides"].as_array().expect("sides");
         assert_eq!(sides.len(), 2, "{told}");
         for side in sides {
-            assert_eq!((&side["model"], &side["answers"]), (&"m".into(), &8.into()));
+            assert_eq!(
+                (&side["model"], &side["answers"]),
+                (&"m".into(), &16.into())
+            );
             assert_eq!(side["failed"], 0, "{told}");
             let [requests, tokens] = ["requests_per_s", "tokens_per_s"].map(|n| number(side, n));
             assert!(requests > 0.0 && tokens > requests && tokens <= 6.1 * requests);
             assert!(number(side, "prompt_tokens") > 65.0, "{told}");
             assert!((0.0..=1.0).contains(&number(side, "cached_part")), "{told}");
-            assert!(number(side, "heavy_tokens_per_s") > 0.0, "{told}");
+            if load[0] == "--clients" {
+                assert!(number(side, "heavy_tokens_per_s") > 0.0, "{told}");
+            }
             let [first, whole] = ["first_token_ms", "whole_ms"].map(|n| number(&side[n], "p50"));
             assert!(first > 0.0 && first <= whole, "{told}");
         }
