@@ -33,6 +33,9 @@ pub struct TandemOptions {
     /// False: the chat does not go on, so the KV of this answer is not kept for a next turn.
     #[serde(skip_serializing_if = "bool::clone")]
     pub keep: bool,
+    /// True: the answer has the same bits whatever else the nodes do, and takes longer.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub reproducible: bool,
     /// True: what this server does not know or do is ignored, and the answer lists it. Unset: as the server has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lenient: Option<bool>,
@@ -45,6 +48,7 @@ impl Default for TandemOptions {
             return_tokens: false,
             cache_salt: String::new(),
             keep: true,
+            reproducible: false,
             lenient: None,
         }
     }
@@ -76,15 +80,24 @@ impl TandemOptions {
         let cache_salt = inner.string("cache_salt")?.unwrap_or_default();
         check_salt(&cache_salt, "tandem.cache_salt")?;
         let keep = inner.boolean("keep")?.unwrap_or(true);
+        let reproducible = inner.boolean("reproducible")?.unwrap_or(false);
         let lenient = inner.boolean("lenient")?;
         // Nobody else's client sets these, so one that is not known is a mistake.
-        let known = ["route", "return_tokens", "cache_salt", "keep", "lenient"];
+        let known = [
+            "route",
+            "return_tokens",
+            "cache_salt",
+            "keep",
+            "reproducible",
+            "lenient",
+        ];
         inner.finish(&known, &[], &mut Unknown::new(false))?;
         Ok(Self {
             route,
             return_tokens,
             cache_salt,
             keep,
+            reproducible,
             lenient,
         })
     }

@@ -381,7 +381,7 @@ fn values_are_read() {
         "max_completion_tokens": 9, "temperature": 1, "top_p": 0.5, "top_k": -1, "min_p": 0.05, "seed": -1,
         "stop": "END", "stream": true, "stream_options": {"include_usage": true},
         "response_format": {"type": "json_schema", "json_schema": {"name": "v", "schema": {"z": 1, "a": 2}, "strict": true}},
-        "tandem": {"route": "remote", "return_tokens": true, "cache_salt": "class 7b", "keep": false},
+        "tandem": {"route": "remote", "return_tokens": true, "cache_salt": "class 7b", "keep": false, "reproducible": true},
     }))
     .expect("request");
     assert_eq!(request.messages[0].role, Role::Developer);
@@ -399,6 +399,7 @@ fn values_are_read() {
             return_tokens: true,
             cache_salt: "class 7b".into(),
             keep: false,
+            reproducible: true,
             lenient: None,
         }
     );

@@ -24,9 +24,7 @@ use tandem_node::link_estimate::{CodecPolicy, Report};
 use tandem_node::route::Route;
 use tandem_node::sequence::{Computed, Input};
 use tandem_node::transfer::send::transmit;
-use tandem_proto::{
-    GenerateEvent, GenerateRequest, HandoffTerms, PrefillMode, Prompt, Reuse, Ticket,
-};
+use tandem_proto::{GenerateEvent, GenerateRequest, HandoffTerms, PrefillMode, Prompt, Ticket};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
@@ -493,7 +491,7 @@ impl Bench {
             chunk: CHUNK,
             terms: HandoffTerms {
                 quality: Quality::Q8,
-                reuse: Reuse::Off,
+                reuse: false,
                 ..HandoffTerms::default()
             },
         }

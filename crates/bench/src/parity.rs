@@ -10,7 +10,7 @@ use comfy_table::Cell;
 use serde::Serialize;
 use tandem_handoff::codec::Codec;
 use tandem_handoff::policy::Quality;
-use tandem_proto::{HandoffTerms, ParityReport, Prompt, Reuse};
+use tandem_proto::{HandoffTerms, ParityReport, Prompt};
 
 use super::ask::{Answer, Pair, Prompts};
 use super::figures::{Machine, median, right, table, told};
@@ -175,7 +175,8 @@ fn terms(codec: Codec) -> HandoffTerms {
     HandoffTerms {
         quality: Quality::Q8,
         codec: codec.into(),
-        reuse: Reuse::Off,
+        reuse: false,
+        reproducible: true,
         mixed_quantisation: true,
         ..HandoffTerms::default()
     }

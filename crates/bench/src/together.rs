@@ -12,7 +12,6 @@ use serde_json::json;
 use tandem_cluster::Security;
 use tandem_proto::{
     Format, GenerateEvent, GenerateRequest, GenerationParams, HandoffTerms, PrefillMode, Prompt,
-    Reuse,
 };
 
 use super::CHUNK;
@@ -177,7 +176,7 @@ impl Arguments {
             alone_percent: 100,
             chunk: CHUNK,
             terms: HandoffTerms {
-                reuse: Reuse::Off,
+                reuse: false,
                 ..HandoffTerms::default()
             },
         };

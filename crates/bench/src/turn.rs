@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tandem_proto::{HandoffTerms, Prompt, Reuse};
+use tandem_proto::{HandoffTerms, Prompt};
 use tokio::time::sleep;
 
 use super::ask::{Pair, Prompts};
@@ -141,7 +141,7 @@ async fn round(
     arguments: &Arguments,
 ) -> anyhow::Result<Round> {
     let terms = HandoffTerms {
-        reuse: Reuse::All,
+        reuse: true,
         keep: true,
         ..HandoffTerms::default()
     };

@@ -331,6 +331,7 @@ async fn run_once(
     settings.route = route;
     settings.return_tokens = task.compare;
     settings.keep = false;
+    settings.reproducible = task.compare;
     // Its models were trained to write without having seen points.
     settings.feedback_mode = FeedbackMode::Parallel;
     // The second run must not find KV of the first: it would compare it with itself.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use tandem_engine::KvEngine;
+use tandem_engine::{KvCache, KvEngine};
 use tandem_engine_llama::{LlamaEngine, LlamaOptions, Loading, Watch};
 
 use crate::environment::Environment;
@@ -41,6 +41,8 @@ pub fn load(
         model = name,
         load_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX),
         threads = options.threads,
+        sequences = engine.capacity().sequences,
+        context = engine.capacity().tokens_per_sequence,
         "model loaded"
     );
     Ok((name.to_owned(), Box::new(engine)))
@@ -79,6 +81,11 @@ pub fn load_visibly(
     };
     let loaded = load(name, path, &options);
     bar.finish_and_clear();
+    if let Ok((_, engine)) = &loaded {
+        let capacity = engine.capacity();
+        let (slots, context) = (capacity.sequences, capacity.tokens_per_sequence);
+        eprintln!("{name}: {slots} sequences of {context} tokens at once");
+    }
     loaded
 }
 

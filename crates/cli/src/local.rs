@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use sysinfo::System;
 use tandem_cluster::{Ending, Security};
 use tandem_engine::{Capacity, KvEngine};
 use tandem_engine_llama::gguf::{Value, metadata};
-use tandem_engine_llama::{LlamaOptions, MAX_SEQUENCES};
+use tandem_engine_llama::{LlamaOptions, MAX_SEQUENCES, cached_sequences};
 use tandem_node::{Limits, NodeConfig, PagesConfig, RunError};
 use tandem_proto::Role;
 use tokio::net::TcpListener;
@@ -23,24 +24,24 @@ use tandem_engine_llama::build::cores;
 
 /// Name of the node in routes and answers.
 pub const NAME: &str = "here";
-/// Tokens of one sequence, unless the command line says it or the model was trained for less.
+/// Tokens of one sequence of a model that does not say what it was trained for.
 const CONTEXT: u32 = 16384;
+/// The part of the free memory that caches take, where the command line does not say how long sequences are.
+const CACHE_PART: u64 = 2;
 /// Tokens of a chunk, and computed at once.
 const CHUNK: u32 = tandem_coordinator::Config::DEFAULT_CHUNK;
-/// Memory for KV of earlier requests, in bytes.
-const PAGES_BYTES: u64 = 2 << 30;
 /// Longest wait for the node to end after it was told to.
 const END: Duration = Duration::from_secs(10);
 
 /// How models are loaded here.
 #[derive(Args, Clone)]
 pub struct Arguments {
-    /// Tokens of one sequence, prompt and answer together, of each --model [default: 16384, or what it was trained for if
-    /// that is less].
+    /// Tokens of one sequence, prompt and answer together, of each --model [default: what it was trained for, as far as half of
+    /// the free memory holds all sequences].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..=i64::from(tandem_handoff::limits::MAX_TOKENS)))]
     context: Option<u32>,
     /// Sequences at once, of each --model.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SEQUENCES)))]
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SEQUENCES)))]
     slots: u32,
     /// CPU threads for each --model [default: all].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=512))]
@@ -48,15 +49,20 @@ pub struct Arguments {
     /// Layers of each --model on the GPU, where the build has one.
     #[arg(long, default_value_t = 999)]
     gpu_layers: u32,
+    /// Memory for KV of earlier requests, in MiB; 0 keeps none.
+    #[arg(long, value_name = "MIB", default_value_t = 2048)]
+    pages_ram: u64,
 }
 
 impl Arguments {
-    fn options(&self, path: &Path, environment: &Environment) -> LlamaOptions {
-        let trained = || trained_context(path).unwrap_or(CONTEXT).clamp(2, CONTEXT);
+    /// Where this many bytes are free for the cache of the model.
+    fn options(&self, path: &Path, free: u64, environment: &Environment) -> LlamaOptions {
+        let most = tandem_handoff::limits::MAX_TOKENS;
+        let trained = || trained_context(path).unwrap_or(CONTEXT).clamp(2, most);
         LlamaOptions {
             capacity: Capacity {
                 sequences: self.slots,
-                cached: 0,
+                cached: cached_sequences(self.slots),
                 tokens_per_sequence: self.context.unwrap_or_else(trained),
                 prefill_tokens: CHUNK,
                 microbatch_tokens: CHUNK,
@@ -65,10 +71,34 @@ impl Arguments {
             gpu_layers: self.gpu_layers,
             // Nobody takes KV from here.
             by_layer: false,
+            cache_bytes: self.context.is_none().then_some(free),
             fingerprints: environment.fingerprints(),
             ..LlamaOptions::default()
         }
     }
+}
+
+/// Bytes for the cache of each of these models: their part of what is left when all weights are in memory.
+fn free_for_each(models: &[Source]) -> u64 {
+    let mut system = System::new();
+    system.refresh_memory();
+    let weights: u64 = models.iter().map(|model| file_bytes(&model.path)).sum();
+    let count = u64::try_from(models.len()).unwrap_or(1).max(1);
+    system.available_memory().saturating_sub(weights) / CACHE_PART / count
+}
+
+/// Bytes of a model, with all parts of its file.
+fn file_bytes(path: &Path) -> u64 {
+    let size = |path: &Path| std::fs::metadata(path).map_or(0, |m| m.len());
+    let name = path.file_name().and_then(|name| name.to_str());
+    let parts = name.and_then(|name| name.split_once("-00001-of-"));
+    let (Some((stem, rest)), Some(folder)) = (parts, path.parent()) else {
+        return size(path);
+    };
+    let is_part = |name: &str| name.starts_with(stem) && name.ends_with(&format!("-of-{rest}"));
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let parts = entries.filter(|e| e.file_name().to_str().is_some_and(is_part));
+    parts.map(|part| size(&part.path())).sum()
 }
 
 /// Tokens that a model was trained for, by its file.
@@ -102,8 +132,9 @@ impl LocalNode {
         environment: &Environment,
     ) -> anyhow::Result<Self> {
         loading::take_turns(environment);
+        let free = free_for_each(&models);
         let load = |model: Source| {
-            let options = arguments.options(&model.path, environment);
+            let options = arguments.options(&model.path, free, environment);
             (model, options)
         };
         let models: Vec<(Source, LlamaOptions)> = models.into_iter().map(load).collect();
@@ -118,12 +149,14 @@ impl LocalNode {
         let listener = TcpListener::bind(any_port).await?;
         let handoff = TcpListener::bind(any_port).await?;
         let address = listener.local_addr()?;
+        let pages_bytes = arguments.pages_ram.checked_mul(1 << 20);
+        let pages_bytes = pages_bytes.context("--pages-ram: no machine has so much")?;
         let config = NodeConfig {
             role: Role::Both,
             version: version::VERSION.to_owned(),
             security: Security::Plaintext,
             pages: PagesConfig {
-                ram_bytes: PAGES_BYTES,
+                ram_bytes: pages_bytes,
                 disk: None,
             },
             limits: Limits::default(),

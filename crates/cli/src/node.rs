@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tandem_cluster::{Ending, Security};
 use tandem_engine::{Capacity, KvEngine};
-use tandem_engine_llama::{LlamaOptions, MAX_SEQUENCES};
+use tandem_engine_llama::{LlamaOptions, MAX_SEQUENCES, cached_sequences};
 use tandem_engine_llama::{build::cores, options::parse_model};
 use tandem_handoff::limits::MAX_TOKENS;
 use tandem_node::{DiskConfig, Limits, NodeConfig, PagesConfig};
@@ -281,7 +281,7 @@ fn load(
 ) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
     let capacity = Capacity {
         sequences: arguments.slots,
-        cached: 0,
+        cached: cached_sequences(arguments.slots),
         tokens_per_sequence: arguments.context,
         prefill_tokens: arguments.chunk,
         microbatch_tokens: arguments.ubatch(),

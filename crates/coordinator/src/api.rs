@@ -197,6 +197,7 @@ async fn respond(server: &Server, asked: Asked) -> Result<Response, Refusal> {
         return_tokens: asked.options.return_tokens,
         cache_salt: salt,
         keep: asked.options.keep,
+        reproducible: asked.options.reproducible,
         ignored: asked.ignored,
     };
     if asked.stream {

@@ -13,7 +13,7 @@ use tandem_cluster::{PeerId, Security};
 use tandem_handoff::limits::MAX_CHUNK_TOKENS;
 use tandem_handoff::policy::Quality;
 use tandem_handoff::receipt::ParityBound;
-use tandem_proto::{CodecChoice, HandoffTerms, Prompt, Reuse};
+use tandem_proto::{CodecChoice, HandoffTerms, Prompt};
 use tandem_sched::{ModelRoutes, Plan, Topology};
 
 use self::server::{PairEntry, ServerConfig};
@@ -21,6 +21,7 @@ use crate::alone::Profiles;
 use crate::error::ConfigError;
 use crate::limits::{Limits, MAX_MODELS, MAX_NAME_BYTES, MAX_NODES, MAX_SERVERS};
 use crate::pins::Pins;
+use crate::request::Request;
 
 /// All pages may ask.
 pub(crate) const ANY: &str = "*";
@@ -132,6 +133,9 @@ pub struct HandoffConfig {
     pub codec: CodecChoice,
     /// Whether prompts that begin alike share KV.
     pub reuse: bool,
+    /// Whether every answer has the same bits whatever else the nodes do, which costs much time: a request says so for
+    /// itself otherwise.
+    pub reproducible: bool,
     /// Whose answers are kept for the next turn, unless a request says that there will be none: those of all
     /// `chats`, those of `conversations`, or `never`.
     pub keep: KeepAnswers,
@@ -150,6 +154,7 @@ impl Default for HandoffConfig {
             quality: Quality::default(),
             codec: CodecChoice::default(),
             reuse: true,
+            reproducible: false,
             keep: KeepAnswers::default(),
             parity_kl: bound.kl,
             parity_margin: bound.margin,
@@ -206,33 +211,21 @@ impl HandoffConfig {
         kept && self.reuse
     }
 
-    /// Which KV of earlier requests a prompt may use.
-    pub(crate) fn reuse_of(&self, prompt: &Prompt) -> Reuse {
-        match (
-            self.reuse,
-            goes_on(prompt) && self.keep != KeepAnswers::Never,
-        ) {
-            (false, _) => Reuse::Off,
-            // There is no answer that it could go on from.
-            (true, false) => Reuse::Exact,
-            (true, true) => Reuse::All,
-        }
+    /// True if a prompt may go on from an answer whose KV is kept.
+    pub(crate) fn goes_on(&self, prompt: &Prompt) -> bool {
+        self.reuse && self.keep != KeepAnswers::Never && goes_on(prompt)
     }
 
-    /// The terms of one request, whose answer may be kept or not.
-    pub(crate) fn terms(
-        &self,
-        prompt: &Prompt,
-        salt: &str,
-        may_keep: bool,
-        plan: &Plan,
-    ) -> HandoffTerms {
+    /// The terms of one request.
+    pub(crate) fn terms(&self, request: &Request, plan: &Plan) -> HandoffTerms {
+        let prompt = &request.prompt;
         HandoffTerms {
             quality: self.quality,
             codec: self.codec,
-            salt: salt.to_owned(),
-            reuse: self.reuse_of(prompt),
-            keep: may_keep && self.keeps(prompt),
+            salt: request.cache_salt.clone(),
+            reuse: self.reuse,
+            reproducible: self.reproducible || request.reproducible,
+            keep: request.keep && self.keeps(prompt),
             bound: ParityBound {
                 kl: self.parity_kl,
                 margin: self.parity_margin,

@@ -23,6 +23,8 @@ pub(crate) struct Request {
     pub(crate) cache_salt: String,
     /// Whether the answer may be kept for a next turn.
     pub(crate) keep: bool,
+    /// Whether the answer has the same bits whatever else happens.
+    pub(crate) reproducible: bool,
     /// Fields of the request that were ignored.
     pub(crate) ignored: Vec<String>,
 }

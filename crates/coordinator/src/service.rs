@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tandem_api::{ApiError, TandemInfo, Usage};
-use tandem_proto::Reuse;
 use tandem_sched::{Failure, Plan};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -85,7 +84,7 @@ impl Service {
     /// Waits in the queue of the request's model.
     async fn submit(&self, request: &Request) -> Result<Slot, ApiError> {
         self.check_poison(request)?;
-        let goes_on = self.config.handoff.reuse_of(&request.prompt) == Reuse::All;
+        let goes_on = self.config.handoff.goes_on(&request.prompt);
         let (id, model) = (request.id.clone(), request.model.clone());
         let prefix = self.prefix(request, None);
         self.cluster

@@ -146,12 +146,17 @@ impl LlamaEngine {
         let model = LlamaModel::load_from_file(backend, path, &model_params(options))
             .map_err(|e| fail(format!("{e}; is the file complete?")))?;
         let (contract, stays) = described(&gguf, &model, stays)?;
+        let mut capacity = options.fitting(&contract);
+        if stays.is_some() {
+            // Its state is not rows that another sequence can have, too.
+            capacity.cached = 0;
+        }
         let by_layer = options.by_layer && stays.is_none();
         let layers = model.n_layer();
         let model = Arc::new(model);
         let vocabulary = Arc::new(Vocabulary::new(Arc::clone(&model), chat_template));
         let cell = Loaded::try_new(model, |model| {
-            let params = context_params(options, stays.is_none());
+            let params = context_params(options, &capacity, stays.is_none());
             let params = if by_layer {
                 tap::tapped(params)
             } else {
@@ -160,13 +165,13 @@ impl LlamaEngine {
             model.new_context(backend, params)
         })
         .map_err(|e| {
-            let c = options.capacity;
+            let c = capacity;
             fail(format!(
                 "{e}; is there memory for {} x {} tokens of context?",
                 c.sequences, c.tokens_per_sequence
             ))
         })?;
-        let micro = options.capacity.microbatch_tokens;
+        let micro = capacity.microbatch_tokens;
         let on_gpu = options.gpu_layers > 0 && backend.supports_gpu_offload();
         let all_on_gpu = on_gpu && options.gpu_layers >= layers;
         // One thread waits for no other, so that it may share its core.
@@ -178,7 +183,7 @@ impl LlamaEngine {
             cell,
             contract,
             stays,
-            capacity: options.capacity,
+            capacity,
             tail_tokens: if has_steps { TAIL_TOKENS } else { micro },
             by_layer,
             threads: (!all_on_gpu).then_some(options.threads),
@@ -188,7 +193,7 @@ impl LlamaEngine {
             rows_are_read: if on_gpu { Side::Beside } else { Side::Here },
             staging: None,
             vocabulary,
-            slots: vec![Slot::default(); open_sequences(&options.capacity) as usize],
+            slots: vec![Slot::default(); open_sequences(&capacity) as usize],
             state: Vec::new(),
         };
         let probed = match engine.stays {

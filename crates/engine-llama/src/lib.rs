@@ -28,4 +28,4 @@ pub mod vocabulary;
 
 pub use engine::LlamaEngine;
 pub use loading::{Loading, Watch};
-pub use options::{LlamaError, LlamaOptions, MAX_SEQUENCES};
+pub use options::{LlamaError, LlamaOptions, MAX_SEQUENCES, cached_sequences};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::model::params::LlamaModelParams;
 use tandem_engine::Capacity;
+use tandem_handoff::{Contract, Section};
 
 use crate::blob::BlobError;
 use crate::gguf::GgufError;
@@ -40,6 +41,8 @@ pub struct LlamaOptions {
     /// True if the engine gives layers while it computes the next ones, where llama.cpp shows them. A GPU then waits
     /// behind each part of a graph, also where nothing is read, as in decoding, but not for what is read.
     pub by_layer: bool,
+    /// Memory for the cache, in bytes: where it would take more, sequences are shorter than the capacity says.
+    pub cache_bytes: Option<u64>,
     /// Folder of the fingerprints of files that were read before; without one each file is hashed.
     pub fingerprints: Option<PathBuf>,
     /// Who is told how far loading is.
@@ -59,6 +62,7 @@ impl Default for LlamaOptions {
             threads: 1,
             gpu_layers: 999,
             by_layer: true,
+            cache_bytes: None,
             fingerprints: None,
             watch: Watch::default(),
         }
@@ -100,6 +104,33 @@ pub enum LlamaError {
         /// Its message.
         reason: String,
     },
+}
+
+/// Sequences of ended requests that stay in the cache beside so many, unless somebody knows better: prompts that begin
+/// alike come one behind the other, and each sequence with a window takes memory of its own.
+#[must_use]
+pub fn cached_sequences(sequences: u32) -> u32 {
+    sequences
+        .clamp(2, 32)
+        .min(MAX_SEQUENCES.saturating_sub(sequences))
+}
+
+/// Sequences are not made shorter than this for want of memory: a prompt of one work would have no place.
+const LEAST_TOKENS: u32 = 4096;
+
+impl LlamaOptions {
+    /// The capacity of a model with this cache, as far as there is memory for it. Windows are of one size, whatever
+    /// the length of a sequence.
+    pub(crate) fn fitting(&self, contract: &Contract) -> Capacity {
+        let mut capacity = self.capacity;
+        if let Some(bytes) = self.cache_bytes {
+            let row = contract.token_bytes(&contract.section_layers(Section::Full));
+            let rows = bytes / row.max(1) / u64::from(capacity.sequences.max(1));
+            let fitting = u32::try_from(rows).unwrap_or(u32::MAX).max(LEAST_TOKENS);
+            capacity.tokens_per_sequence = capacity.tokens_per_sequence.min(fitting);
+        }
+        capacity
+    }
 }
 
 /// That they are in range.
@@ -158,8 +189,11 @@ pub(crate) fn model_params(options: &LlamaOptions) -> LlamaModelParams {
 
 /// How llama.cpp makes the context. Only where KV is handed over are the scratch sequence and a certain layout of the
 /// cache needed.
-pub(crate) fn context_params(options: &LlamaOptions, is_handed_over: bool) -> LlamaContextParams {
-    let c = options.capacity;
+pub(crate) fn context_params(
+    options: &LlamaOptions,
+    c: &Capacity,
+    is_handed_over: bool,
+) -> LlamaContextParams {
     let attention = match is_handed_over {
         true => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED,
         false => llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -170,7 +204,7 @@ pub(crate) fn context_params(options: &LlamaOptions, is_handed_over: bool) -> Ll
         .with_n_ctx(std::num::NonZeroU32::new(tokens))
         .with_n_batch(c.prefill_tokens.max(c.sequences))
         .with_n_ubatch(c.microbatch_tokens)
-        .with_n_seq_max(c.sequences + c.cached + u32::from(is_handed_over))
+        .with_n_seq_max(c.sequences + if is_handed_over { c.cached + 1 } else { 0 })
         .with_n_threads(threads)
         .with_n_threads_batch(threads)
         .with_flash_attention_policy(attention)

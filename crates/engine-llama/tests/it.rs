@@ -7,6 +7,7 @@
 )]
 
 mod it {
+    mod batches;
     mod codecs;
     mod conformance;
     mod contracts;

@@ -12,7 +12,7 @@ use tandem_grading::review::{Decision, Standing};
 use tandem_grading::revision::{Inputs, Staleness};
 use tandem_grading::{
     FeedbackMode, FindingKind, Graded, GradingConfig, GradingError, Held, Job, JobConfig,
-    JobRecord, Progress, Rubric, Status, Style, Submission, grade,
+    JobRecord, Layout, Progress, Rubric, Status, Style, Submission, grade,
 };
 use tokio::sync::Notify;
 
@@ -29,6 +29,9 @@ pub(crate) struct Settings {
     pub(crate) code_analysis: JobConfig,
     pub(crate) feedback: JobConfig,
     pub(crate) feedback_mode: FeedbackMode,
+    /// Where the job stands in its prompts; runs that do not say so are older than the other place.
+    #[serde(default)]
+    pub(crate) layout: Layout,
     /// How the feedback is written, where otherwise than the rubric says.
     #[serde(default)]
     pub(crate) style: Style,
@@ -44,6 +47,7 @@ impl Settings {
             code_analysis: server.code_analysis.clone(),
             feedback: server.feedback.clone(),
             feedback_mode: FeedbackMode::After,
+            layout: Layout::of(&server.code_analysis, &server.feedback),
             style: Style::default(),
             asks_anew: false,
         }
@@ -65,6 +69,7 @@ impl Settings {
         config.code_analysis = self.code_analysis.clone();
         config.feedback = self.feedback.clone();
         config.feedback_mode = self.feedback_mode;
+        config.layout = self.layout;
         let told = server.told().await.map_err(|error| {
             tracing::warn!(%error, "the server does not say which models it has");
             PageError::NoAnswer
@@ -270,7 +275,11 @@ async fn make(
     settings: &Settings,
     ends_others: bool,
 ) -> Result<i64, PageError> {
-    let text = serde_json::to_string(settings).unwrap_or_default();
+    let settings = Settings {
+        layout: Layout::of(&settings.code_analysis, &settings.feedback),
+        ..settings.clone()
+    };
+    let text = serde_json::to_string(&settings).unwrap_or_default();
     let start = move |writer: &Writer<'_>| {
         if ends_others {
             writer.end_unfinished_runs(assignment)?;

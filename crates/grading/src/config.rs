@@ -29,6 +29,8 @@ pub struct GradingConfig {
     pub feedback: JobConfig,
     /// When the feedback is written.
     pub feedback_mode: FeedbackMode,
+    /// Where the job stands in a prompt.
+    pub layout: Layout,
     /// Requests of each job at once.
     pub parallel: usize,
     /// Where the prefill may run; only sent when not `auto`, so that any server can be used.
@@ -40,6 +42,9 @@ pub struct GradingConfig {
     /// Whether the server may keep the KV of answers for a next turn; only sent when not, which a tandem
     /// server understands.
     pub keep: bool,
+    /// Whether answers have the same bits whatever else the server does, which takes longer; only sent when so, which a tandem
+    /// server understands.
+    pub reproducible: bool,
     /// What serves the models, such as digests of their weights: results of something else are not kept by a later run.
     pub served_by: String,
     /// Most characters of one rationale.
@@ -54,6 +59,27 @@ pub struct GradingConfig {
     pub retry_delay: Duration,
     /// How long a server that is away, or has no node, is waited for.
     pub node_wait: Duration,
+}
+
+/// Where the job stands in a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// First: each job has a model of its own, which may have been trained on this.
+    #[default]
+    JobFirst,
+    /// Last: one model does both jobs.
+    JobLast,
+}
+
+impl Layout {
+    /// For jobs of these models.
+    pub fn of(one: &JobConfig, other: &JobConfig) -> Self {
+        match one.model == other.model {
+            true => Self::JobLast,
+            false => Self::JobFirst,
+        }
+    }
 }
 
 /// Configuration of one job.
@@ -77,6 +103,7 @@ impl GradingConfig {
     pub fn new(base_url: impl Into<String>, code_analysis: JobConfig, feedback: JobConfig) -> Self {
         Self {
             base_url: base_url.into(),
+            layout: Layout::of(&code_analysis, &feedback),
             code_analysis,
             feedback,
             feedback_mode: FeedbackMode::default(),
@@ -85,6 +112,7 @@ impl GradingConfig {
             return_tokens: false,
             cache_salt: String::new(),
             keep: true,
+            reproducible: false,
             served_by: String::new(),
             rationale_chars: limits::DEFAULT_RATIONALE_CHARS,
             idle_limit: limits::DEFAULT_IDLE_LIMIT,

@@ -52,7 +52,7 @@ mod verdict;
 
 pub use agreement::{Agreement, Changed, Comparison, CriterionAgreement, Given};
 pub use attempt::{Material, Untouched};
-pub use config::{FeedbackMode, GradingConfig, JobConfig};
+pub use config::{FeedbackMode, GradingConfig, JobConfig, Layout};
 pub use draft::{CriterionDraft, Draft, Kind, LateDraft, LevelDraft, PenaltyDraft};
 pub use elision::Shown;
 pub use error::GradingError;

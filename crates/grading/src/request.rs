@@ -25,7 +25,7 @@ pub(crate) fn request(
             Format::schema("verdict", schema)
         }
     };
-    let mut prompt = build_prompt(job, rubric, submission, assessment);
+    let mut prompt = build_prompt((config.layout, job), rubric, submission, assessment);
     if job == Job::CodeAnalysis && asked.criteria.len() < rubric.criteria.len() {
         let ids: Vec<&str> = asked.criteria.iter().map(|c| c.id.as_str()).collect();
         prompt.submission.push_str(" Of the criteria assess only: ");
@@ -61,6 +61,7 @@ pub(crate) fn chat(
             return_tokens: config.return_tokens,
             cache_salt: config.cache_salt.clone(),
             keep: config.keep,
+            reproducible: config.reproducible,
             lenient: None,
         },
         ignored: Vec::new(),

@@ -66,10 +66,6 @@ impl Keeping {
             false => self.keep.behind_all(),
         };
         store(&self.model, retired.chunks, &keep, &tokens, forward).await;
-        if let Some((last, events)) = retired.last {
-            // Whoever waits for it may have gone.
-            let _ = events.send(last).await;
-        }
         match sending {
             None => {}
             Some(sending) => match sending.await {

@@ -8,10 +8,14 @@
 //!
 //! - `sequences`: what is known of each request, and what can be done for it next;
 //! - `import`: taking KV in, and what is done when it does not come or does not fit;
-//! - `steps`: computing;
+//! - `beginnings`: rows that sequences share;
+//! - `batch`: one token of each answer and parts of prompts in one call; `steps`: chunks that are computed by themselves,
+//!   and what follows from a token;
 //! - `export`: handing KV out, layer by layer while it is computed where the engine gives it so, and windows back;
 //! - `turns`: who comes next between two tokens.
 
+mod batch;
+mod beginnings;
 mod export;
 mod import;
 mod sequences;
@@ -20,7 +24,7 @@ mod steps;
 mod turns;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -30,6 +34,8 @@ use tandem_engine::generation::GenerationError;
 use tandem_engine::{EngineError, KvEngine, Sequence, Token};
 use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, SequenceStatus};
 
+use self::batch::Pace;
+use self::beginnings::Beginnings;
 use self::sequences::{
     ActiveSequence, Apply, Export, ExportStage, Generating, ReceiptState, Stage, Work,
 };
@@ -49,11 +55,17 @@ pub struct EngineLoop {
     /// Blocks to take in, in order; bounded by the credit of each handoff.
     applies: VecDeque<Apply>,
     turns: Turns,
+    beginnings: Beginnings,
+    pace: Pace,
+    /// The last step read no prompts beside answers.
+    by_itself: bool,
     /// The sequence that computed the last chunk, for taking turns.
     last_prefill: SequenceId,
     stopping: bool,
     /// Counts, for [`crate::model::Model::hangs`].
     steps: Arc<AtomicU64>,
+    /// Sequences of ended requests of which pages are still to be made, for [`crate::model::Model::is_idle`].
+    unpaged: Arc<AtomicUsize>,
     /// What steps take, for the node's status.
     measured: Arc<Mutex<Measured>>,
     /// For [`crate::model::Model::busy_percent`].
@@ -68,6 +80,7 @@ impl EngineLoop {
         commands: Receiver<Command>,
         limits: Limits,
         steps: Arc<AtomicU64>,
+        unpaged: Arc<AtomicUsize>,
         measured: Arc<Mutex<Measured>>,
         busy: Arc<Mutex<Busy>>,
     ) -> Self {
@@ -78,9 +91,13 @@ impl EngineLoop {
             sequences: BTreeMap::new(),
             applies: VecDeque::new(),
             turns: Turns::default(),
+            beginnings: Beginnings::default(),
+            pace: Pace::default(),
+            by_itself: false,
             last_prefill: SequenceId(0),
             stopping: false,
             steps,
+            unpaged,
             measured,
             busy,
         }
@@ -95,11 +112,12 @@ impl EngineLoop {
                 self.busy().begin(Instant::now());
             }
             self.end_abandoned();
+            self.begin_waiting();
             let is_waited_for = self.sequences.values().any(ActiveSequence::can_decode);
             let has_others = self
                 .sequences
                 .values()
-                .any(|j| j.can_copy() || j.can_prefill());
+                .any(|j| j.can_copy() || j.can_prefill() || j.can_read());
             let has_blocks = !self.applies.is_empty();
             let turn = self.turns.next(is_waited_for, has_blocks, has_others);
             let come = match turn {
@@ -107,12 +125,11 @@ impl EngineLoop {
                 Turn::In | Turn::Both => self.apply_step(),
             };
             let waiting = self.applies.len();
-            // KV is soon copied, and somebody waits for it to go on.
-            if self.turns.others(turn, is_waited_for, come, waiting) && !self.copy_step() {
-                self.prefill_step();
-            }
-            self.decode_step();
+            let is_their_turn = self.turns.others(turn, is_waited_for, come, waiting);
+            let reads = is_their_turn && !self.other_step();
+            self.step(reads);
             self.check_waits();
+            self.start_paging();
             self.steps.fetch_add(1, Ordering::Relaxed);
             if is_busy {
                 self.busy().end(Instant::now());
@@ -126,6 +143,17 @@ impl EngineLoop {
         }
     }
 
+    /// Copies a slice, or computes a chunk by itself; true if no prompts are read beside answers in this step.
+    fn other_step(&mut self) -> bool {
+        // KV is soon copied, and somebody waits for it to go on.
+        if self.copy_step() {
+            return true;
+        }
+        let can_read = self.sequences.values().any(ActiveSequence::can_read);
+        self.by_itself = !(can_read && self.by_itself) && self.prefill_step();
+        self.by_itself
+    }
+
     fn busy(&self) -> MutexGuard<'_, Busy> {
         self.busy.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -136,7 +164,7 @@ impl EngineLoop {
             || self
                 .sequences
                 .values()
-                .any(|j| j.can_prefill() || j.can_copy() || j.can_decode())
+                .any(|j| j.can_prefill() || j.can_read() || j.can_copy() || j.can_decode())
     }
 
     fn take_commands(&mut self) {
@@ -185,8 +213,9 @@ impl EngineLoop {
 
     fn status(&self) -> Vec<SequenceStatus> {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        self.sequences
-            .values()
+        // One whose request has ended is in nobody's way.
+        let all = self.sequences.values();
+        all.filter(|sequence| sequence.admission.is_some())
             .map(|sequence| SequenceStatus {
                 request: sequence.request.clone(),
                 phase: sequence.phase(),
@@ -201,7 +230,11 @@ impl EngineLoop {
     }
 
     fn start_generate(&mut self, admission: Admission, sequence: GenerateSequence) {
-        let place = match self.engine.open() {
+        if sequence.reproducible {
+            self.clear_for_reproducible();
+        }
+        let engine = self.engine.as_mut();
+        let place = match self.beginnings.with_room(engine, None, |e| e.open()) {
             Ok(place) => place,
             Err(e) => {
                 // The stream ends either way.
@@ -211,18 +244,14 @@ impl EngineLoop {
                 return;
             }
         };
-        let stage = match sequence.source {
-            Source::Here => Stage::Prefilling { next: 0 },
-            Source::Pages => Stage::Seeding,
-            Source::Remote => Stage::Receiving,
-        };
+        let is_here = sequence.source == Source::Here;
         let receipt = if sequence.parity.expected {
             ReceiptState::Awaited
         } else {
             ReceiptState::Settled
         };
         let work = Work::Generate(Box::new(Generating {
-            stage,
+            stage: Stage::Receiving,
             pages: sequence.pages,
             generation: sequence.generation,
             events: sequence.events,
@@ -244,11 +273,22 @@ impl EngineLoop {
             sequence.chunk,
             work,
         );
+        if let Some(added) = self.sequences.get_mut(&id) {
+            added.salt = sequence.salt;
+            added.reproducible = sequence.reproducible;
+        }
+        if is_here {
+            self.begin(id);
+        }
         self.finish_empty_prefill(id);
     }
 
     fn start_prefill(&mut self, admission: Admission, sequence: PrefillSequence) {
-        let Ok(place) = self.engine.open() else {
+        if sequence.reproducible {
+            self.clear_for_reproducible();
+        }
+        let engine = self.engine.as_mut();
+        let Ok(place) = self.beginnings.with_room(engine, None, |e| e.open()) else {
             // The pump sees its channel closed and says that the prefill ended early.
             tracing::error!(request = %sequence.request, "no sequence for an admitted prefill");
             return;
@@ -267,6 +307,7 @@ impl EngineLoop {
             by_layer: sequence.by_layer && self.engine.gives_layers(),
             hand_back: sequence.hand_back,
         }));
+        let id = admission.sequence;
         self.add(
             admission,
             sequence.request,
@@ -275,6 +316,9 @@ impl EngineLoop {
             sequence.chunk,
             work,
         );
+        if let Some(added) = self.sequences.get_mut(&id) {
+            added.reproducible = sequence.reproducible;
+        }
     }
 
     fn add(
@@ -286,6 +330,7 @@ impl EngineLoop {
         chunk: u32,
         work: Work,
     ) {
+        let id = admission.sequence;
         let sequence = ActiveSequence {
             request,
             place,
@@ -294,10 +339,13 @@ impl EngineLoop {
             prefill_ms: 0.0,
             computed_tokens: 0,
             work,
-            _admission: admission,
+            salt: None,
+            reproducible: false,
+            cuts: Vec::new(),
+            is_doubtful: false,
+            admission: Some(admission),
         };
-        self.sequences
-            .insert(sequence._admission.sequence, sequence);
+        self.sequences.insert(id, sequence);
     }
 
     /// A prompt of one token has nothing to prefill.
@@ -321,7 +369,7 @@ impl EngineLoop {
 
     fn end(&mut self, id: SequenceId) {
         if let Some(sequence) = self.sequences.remove(&id) {
-            self.engine.release(sequence.place);
+            self.leave(id, sequence, None);
         }
     }
 
@@ -332,7 +380,10 @@ impl EngineLoop {
             // The stream ends either way; a coordinator that sees it end without `done` knows.
             let _ = g.events.try_send(GenerateEvent::Failed(error));
         }
-        self.end(id);
+        // Its rows may be the reason.
+        if let Some(sequence) = self.sequences.remove(&id) {
+            self.engine.release(sequence.place);
+        }
     }
 
     fn end_abandoned(&mut self) {

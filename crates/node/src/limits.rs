@@ -81,6 +81,19 @@ pub const TOKENIZING_WAIT: Duration = Duration::from_secs(5);
 /// How long a request waits at most for a sequence that is about to be free: as long as a coordinator would wait for the
 /// next status of a busy node.
 pub const ADMISSION_WAIT: Duration = Duration::from_secs(1);
+/// How long a reproducible request waits for the end of all others on the node that decodes it. The node that prefills it
+/// is waited for as long as its permission to send KV is good.
+pub const ALONE_WAIT: Duration = Duration::from_secs(30 * 60);
+/// How much later than on a quiet node a token of a running answer may come because prompts are read beside it.
+pub const STALL: Duration = Duration::from_millis(50);
+/// Tokens of prompts that are read beside running answers in any case.
+pub const MIN_CHUNK: u32 = 16;
+/// One step in so many reads the oldest prompt first; the others that with the fewest tokens left.
+pub const OLDEST_EVERY: u32 = 4;
+/// Tokens that two prompts have in common from which on they share them.
+pub const MIN_SHARED: u32 = 32;
+/// Bytes of the windows that are kept where prompts part.
+pub const WINDOW_BYTES: u64 = 512 << 20;
 /// Between two looks whether a node that drains is idle.
 pub const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Looks at an engine within [`Limits::engine_step`].

@@ -1,6 +1,6 @@
 //! A model that a node serves: its engine thread and what is shared with it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -10,7 +10,7 @@ use tandem_engine::chat::ChatTemplate;
 use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::{Capacity, KvEngine, Tokenizer};
 use tandem_handoff::{Contract, KvBlock};
-use tandem_proto::{ErrorCode, HandoffTerms, NodeError, Reuse, StepTimes};
+use tandem_proto::{ErrorCode, HandoffTerms, NodeError, StepTimes};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::timeout;
@@ -56,6 +56,7 @@ pub struct Model {
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: watch::Receiver<bool>,
     steps: Arc<AtomicU64>,
+    unpaged: Arc<AtomicUsize>,
     measured: Arc<Mutex<Measured>>,
     busy: Arc<Mutex<Busy>>,
 }
@@ -100,6 +101,8 @@ impl Model {
         let (running, ended) = watch::channel(false);
         let steps = Arc::new(AtomicU64::new(0));
         let measured = Arc::new(Mutex::new(Measured::default()));
+        let unpaged = Arc::new(AtomicUsize::new(0));
+        let left = Arc::clone(&unpaged);
         let (counted, times) = (Arc::clone(&steps), Arc::clone(&measured));
         let busy = Arc::new(Mutex::new(Busy::new(Instant::now())));
         let spent = Arc::clone(&busy);
@@ -108,7 +111,7 @@ impl Model {
             .spawn(move || {
                 // Dropped also by a panic, which tells those who wait.
                 let _running = running;
-                EngineLoop::new(engine, receiver, limits, counted, times, spent).run();
+                EngineLoop::new(engine, receiver, limits, counted, left, times, spent).run();
             })
             .map_err(|e| fail(e.to_string()))?;
         Ok(Self {
@@ -129,6 +132,7 @@ impl Model {
             thread: Mutex::new(Some(thread)),
             ended,
             steps,
+            unpaged,
             measured,
             busy,
         })
@@ -153,7 +157,7 @@ impl Model {
     pub fn terms(&self, asked: &HandoffTerms) -> HandoffTerms {
         let mut terms = asked.at_decode();
         if self.stays.is_some() {
-            terms.reuse = Reuse::Off;
+            terms.reuse = false;
         }
         terms
     }
@@ -219,6 +223,16 @@ impl Model {
         self.admission(place.ok().and_then(Result::ok))
     }
 
+    /// Reserves all places, for a sequence beside which nothing else runs. Whoever asks later waits behind it.
+    ///
+    /// # Errors
+    /// If others run for as long as that.
+    pub async fn admit_alone(&self, limit: Duration) -> Result<Admission, NodeError> {
+        let all = Arc::clone(&self.places).acquire_many_owned(self.capacity.sequences);
+        let place = timeout(limit, all).await;
+        self.admission(place.ok().and_then(Result::ok))
+    }
+
     fn admission(&self, place: Option<OwnedSemaphorePermit>) -> Result<Admission, NodeError> {
         let n = self.capacity.sequences;
         let busy = || {
@@ -233,10 +247,11 @@ impl Model {
         })
     }
 
-    /// True if no sequence is in use.
+    /// True if no sequence is in use, and pages have been made of all that have ended.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.places.available_permits() == self.capacity.sequences as usize
+        let is_paged = self.unpaged.load(Ordering::SeqCst) == 0;
+        is_paged && self.places.available_permits() == self.capacity.sequences as usize
     }
 
     /// Hands over a command that must not be lost; waits while the queue is full.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tandem_handoff::codec::Codec;
 use tandem_handoff::page::{Namespace, Origin, PAGE_TOKENS, PageId, page_start};
 use tandem_handoff::{Contract, KvBlock, Section};
-use tandem_proto::{HandoffTerms, Reuse};
+use tandem_proto::HandoffTerms;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -24,8 +24,10 @@ pub struct Keep {
     lossy: Arc<[Namespace]>,
     /// How many of those the request allows.
     allowed: usize,
-    /// Which are found.
-    reuse: Reuse,
+    /// True if any are found and kept.
+    reuse: bool,
+    /// True if only those are found that have the bits of an undisturbed prefill.
+    reproducible: bool,
     /// Tokens before this were computed in complete chunks or steps, so that another prompt which begins
     /// with them gives the same rows to the bit.
     exact: u32,
@@ -56,13 +58,14 @@ impl Keep {
             lossy: lossy.map(Origin::of).map(namespace).collect(),
             allowed,
             reuse: terms.reuse,
+            reproducible: terms.reproducible,
             // After rows that were decoded nothing is exact, and what the other node began with is
             // not known here.
-            exact: match terms.reuse {
-                Reuse::Exact => chunking.complete(),
-                Reuse::Off | Reuse::All => 0,
+            exact: match terms.reuse && terms.reproducible {
+                true => chunking.complete(),
+                false => 0,
             },
-            inexact: terms.reuse == Reuse::All || terms.keeps_answer(),
+            inexact: (terms.reuse && !terms.reproducible) || terms.keeps_answer(),
             answer: terms.keeps_answer(),
             chunking,
         }
@@ -78,12 +81,12 @@ impl Keep {
     pub fn pieces(&self, tokens: &[u32], limit: Duration) -> Option<Pieces> {
         let pinned = self.pinned(&[], tokens)?;
         let held = pinned.held().tokens;
-        let end = match self.reuse {
-            Reuse::Exact => self.chunking.goes_on_at_page(held),
-            Reuse::Off | Reuse::All => held,
+        let end = match self.reproducible {
+            true => self.chunking.goes_on_at_page(held),
+            false => held,
         };
-        let exact = self.reuse == Reuse::Exact;
-        Pieces::all(pinned, self.namespace.contract(), end, exact, limit)
+        let contract = self.namespace.contract();
+        Pieces::all(pinned, contract, end, self.reproducible, limit)
     }
 
     /// For the answer, which comes behind all that was kept of the prompt: nothing more is exact.
@@ -91,10 +94,7 @@ impl Keep {
     pub fn behind_all(&self) -> Self {
         Self {
             exact: 0,
-            reuse: match self.reuse {
-                Reuse::Exact if self.inexact => Reuse::All,
-                other => other,
-            },
+            reproducible: self.reproducible && !self.inexact,
             ..self.clone()
         }
     }
@@ -114,10 +114,10 @@ impl Keep {
     /// Which pages a request can use that gets rows of a handoff; `None` if none.
     #[must_use]
     pub const fn wanted(&self) -> Option<Wanted> {
-        match self.reuse {
-            Reuse::Off => None,
-            Reuse::Exact => Some(Wanted::Prefilled),
-            Reuse::All => Some(Wanted::Any),
+        match (self.reuse, self.reproducible) {
+            (false, _) => None,
+            (true, true) => Some(Wanted::Prefilled),
+            (true, false) => Some(Wanted::Any),
         }
     }
 
@@ -149,8 +149,8 @@ impl Keep {
 
     /// True if anything is kept.
     #[must_use]
-    pub fn keeps(&self) -> bool {
-        self.reuse != Reuse::Off
+    pub const fn keeps(&self) -> bool {
+        self.reuse
     }
 
     /// True if the answer is kept.

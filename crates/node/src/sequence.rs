@@ -58,9 +58,12 @@ pub struct GenerateSequence {
     pub chunk: u32,
     /// Where KV comes from.
     pub source: Source,
-    /// Asked when a handoff has brought nothing: pages of this node come instead, and [`Command::Seeded`] behind
-    /// them.
-    pub pages: Option<oneshot::Sender<()>>,
+    /// Pages of this node.
+    pub pages: Option<PagesHere>,
+    /// What it shares KV with: sequences of the same salt. `None`: with nobody.
+    pub salt: Option<Arc<str>>,
+    /// True if it runs alone, and its prompt is computed in fixed shapes.
+    pub reproducible: bool,
     /// How the ends of a handoff are compared.
     pub parity: Parity,
     /// Where pages of the prompt are, to be forgotten if it turns out that they are wrong.
@@ -83,13 +86,20 @@ impl std::fmt::Debug for GenerateSequence {
     }
 }
 
+/// Pages of this node that a sequence can begin with.
+#[derive(Debug)]
+pub struct PagesHere {
+    /// How many tokens they have, if that is known yet.
+    pub tokens: Option<u32>,
+    /// Asked for them: they come, and [`Command::Seeded`] behind them.
+    pub ask: oneshot::Sender<()>,
+}
+
 /// Where the KV of a prompt comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// All of it is computed here.
+    /// It is computed here, but for what others have computed already.
     Here,
-    /// Pages of this node first; the rest is computed here.
-    Pages,
     /// Another node sends it.
     Remote,
 }
@@ -166,9 +176,6 @@ pub struct Retired {
     pub tokens: Vec<Token>,
     /// How many of them are the answer.
     pub generated: u32,
-    /// The last event of the request and where it goes, if it has to wait for the pages: the next prompt may begin
-    /// like this one, and come at once.
-    pub last: Option<(GenerateEvent, mpsc::Sender<GenerateEvent>)>,
     /// True if no other node has computed any of it: what was computed behind the rows of another one is not what this
     /// one computes from the beginning.
     pub is_own: bool,
@@ -186,6 +193,8 @@ pub struct PrefillSequence {
     pub chunk: u32,
     /// True if layers are sent while the next ones are computed, where the engine gives them.
     pub by_layer: bool,
+    /// True if it runs alone.
+    pub reproducible: bool,
     /// True if pages of this node come first.
     pub seeded: bool,
     /// Permission for the decode node to hand the KV of its answer back, for the receipt.

@@ -33,6 +33,7 @@ mod it {
     mod reuse;
     mod rig;
     mod security;
+    mod sharing;
     mod slices;
     mod streamed;
     mod wire;

@@ -38,8 +38,8 @@ pub use status::{
     Capacity, ErrorCode, HandoffStatus, ModelStatus, NodeError, NodeStatus, Phase, Role,
     SequenceStatus, StepTime, StepTimes,
 };
-pub use terms::{CodecChoice, HandoffTerms, Reuse};
+pub use terms::{CodecChoice, HandoffTerms};
 pub use tokenize::{TokenizeRequest, Tokenized};
 
 /// Version of these messages; a node and a coordinator with different versions do not work together.
-pub const PROTOCOL_VERSION: u32 = 17;
+pub const PROTOCOL_VERSION: u32 = 18;

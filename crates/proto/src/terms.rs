@@ -61,23 +61,6 @@ impl FromStr for CodecChoice {
     }
 }
 
-/// Which KV of earlier requests may be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Reuse {
-    /// None.
-    Off,
-    /// Pages inside the complete chunks of a prefill, and inside its steps where they are complete at both ends. On
-    /// backends whose rows do not depend on the size of the batch from 64 tokens on, such as the CPU's, every prefill
-    /// that begins with these tokens computes them again to the bit. On others one does that covers the chunk; one that
-    /// goes on from a page inside a chunk, or ends there, may round otherwise.
-    #[default]
-    Exact,
-    /// Also KV of decoded tokens and of incomplete steps: the same up to rounding, as in a sequence
-    /// that goes on.
-    All,
-}
-
 /// Terms of a handoff.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -88,8 +71,11 @@ pub struct HandoffTerms {
     pub codec: CodecChoice,
     /// Separates tenants: KV is shared only between requests with the same salt.
     pub salt: String,
-    /// Which KV of earlier requests may be used.
-    pub reuse: Reuse,
+    /// True if KV of other requests may be used, and theirs of this one.
+    pub reuse: bool,
+    /// True if the answer has the same bits whatever else the nodes do and have done: the prompt is computed in fixed
+    /// shapes, while nothing else runs on its node (`docs/determinism.md`).
+    pub reproducible: bool,
     /// True if the KV of the answer is to be kept, here and where the prompt was prefilled, for the
     /// next turn of a conversation.
     pub keep: bool,
@@ -109,7 +95,8 @@ impl Default for HandoffTerms {
             quality: Quality::default(),
             codec: CodecChoice::default(),
             salt: String::new(),
-            reuse: Reuse::default(),
+            reuse: true,
+            reproducible: false,
             keep: false,
             bound: ParityBound::default(),
             mixed_quantisation: false,
@@ -119,11 +106,11 @@ impl Default for HandoffTerms {
 }
 
 impl HandoffTerms {
-    /// True if the KV of the answer is kept, for requests that take all. What follows from rows of another
+    /// True if the KV of the answer is kept. What follows from rows of another
     /// quantisation is of use to none.
     #[must_use]
     pub fn keeps_answer(&self) -> bool {
-        self.keep && self.reuse != Reuse::Off && !self.mixed_quantisation
+        self.keep && self.reuse && !self.mixed_quantisation
     }
 
     /// The same for handing an answer back: an answer is exact or not kept, so no lossy rows are sent.
@@ -142,7 +129,7 @@ impl HandoffTerms {
     pub fn at_decode(&self) -> Self {
         let mut terms = self.clone();
         if self.mixed_quantisation {
-            terms.reuse = Reuse::Off;
+            terms.reuse = false;
         }
         terms
     }
@@ -154,6 +141,7 @@ impl std::fmt::Debug for HandoffTerms {
             .field("quality", &self.quality)
             .field("codec", &self.codec)
             .field("reuse", &self.reuse)
+            .field("reproducible", &self.reproducible)
             .field("keep", &self.keep)
             .finish_non_exhaustive()
     }

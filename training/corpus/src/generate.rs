@@ -12,7 +12,7 @@ use crate::task::{Split, Task};
 use crate::{java, notes, python, r};
 use serde_json::{Value, json};
 use std::path::Path;
-use tandem_grading::{Job, Rubric, Submission, build_prompt, load_submissions};
+use tandem_grading::{Job, Layout, Rubric, Submission, build_prompt, load_submissions};
 
 /// Submissions that share a rubric, one after another.
 pub const GROUP: usize = 8;
@@ -266,7 +266,12 @@ impl Example {
     #[must_use]
     pub fn to_json(&self) -> Value {
         let job = |job: Job, answer: &str| {
-            let prompt = build_prompt(job, &self.rubric, &self.submission, None);
+            let prompt = build_prompt(
+                (Layout::JobFirst, job),
+                &self.rubric,
+                &self.submission,
+                None,
+            );
             json!({"system": prompt.system, "shared": prompt.shared,
                 "submission": prompt.submission, "answer": answer})
         };

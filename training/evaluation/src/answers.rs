@@ -10,7 +10,7 @@ use tandem_engine::constraint::ConstraintFactory;
 use tandem_engine::generation::Generation;
 use tandem_engine::{Capacity, Compute, DecodeStep, KvCache, KvEngine, Sequence, Token, Tokenizer};
 use tandem_engine_llama::{LlamaEngine, LlamaOptions};
-use tandem_grading::{Job, build_prompt, verdict_schema};
+use tandem_grading::{Job, Layout, build_prompt, verdict_schema};
 use tandem_proto::{FinishReason, Format, GenerationParams, SamplingParams};
 
 /// Characters of one rationale, as in a run of the grading.
@@ -27,7 +27,12 @@ pub fn prompt_tokens(
     job: Job,
     example: &Example,
 ) -> anyhow::Result<Vec<Token>> {
-    let prompt = build_prompt(job, &example.rubric, &example.submission, None);
+    let prompt = build_prompt(
+        (Layout::JobFirst, job),
+        &example.rubric,
+        &example.submission,
+        None,
+    );
     let messages = [
         ("system", prompt.system),
         ("user", format!("{}{}", prompt.shared, prompt.submission)),

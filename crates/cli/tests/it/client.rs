@@ -25,6 +25,12 @@ pub fn chat(model: &str, prompt: &str, max_tokens: u32, route: &str) -> Value {
     })
 }
 
+/// The same with equal bits wherever it is prefilled.
+pub fn exact(mut body: Value) -> Value {
+    body["tandem"]["reproducible"] = json!(true);
+    body
+}
+
 /// The whole answer to a request; panics unless it is a success.
 pub async fn ask(coordinator: SocketAddr, body: &Value) -> Value {
     let (status, answer) = ask_any(coordinator, body).await;

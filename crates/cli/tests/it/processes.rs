@@ -12,7 +12,9 @@ use tandem_proto::limits::SILENCE;
 use tandem_testkit::{Architecture, Spec, TokenizerVariant, WeightType};
 use tokio::task::JoinHandle;
 
-use super::client::{ask, ask_any, chat, get, handoff_status, http, node_status, text, tokens};
+use super::client::{
+    ask, ask_any, chat, exact, get, handoff_status, http, node_status, text, tokens,
+};
 use super::daemon::{Daemon, write_config};
 
 /// Tokens per chunk, so that prompts have many.
@@ -81,7 +83,7 @@ async fn what_another_process_prefilled_continues_with_the_same_tokens() {
     for architecture in Architecture::ALL {
         for (length, temperature) in [(10, 0.0), (200, 0.0), (LONG, 0.0), (LONG, 0.8)] {
             let with = |route| {
-                let mut body = chat(architecture.name(), &text(length), 32, route);
+                let mut body = exact(chat(architecture.name(), &text(length), 32, route));
                 body["temperature"] = json!(temperature);
                 body["seed"] = json!(7);
                 body
@@ -149,7 +151,7 @@ async fn steps_at_the_end_of_a_prompt_and_pages_that_end_among_them_change_no_to
     let known = text(2000);
     for architecture in Architecture::ALL {
         let answer = async |prompt: &str, salt: &str, route| {
-            let mut body = chat(architecture.name(), prompt, 24, route);
+            let mut body = exact(chat(architecture.name(), prompt, 24, route));
             body["tandem"]["cache_salt"] = json!(salt);
             let answer = ask(cluster.address(), &body).await;
             assert_eq!(answer["tandem"]["mode"], route, "{architecture}: {answer}");
@@ -421,7 +423,7 @@ async fn a_whole_answer_is_retried_when_its_decode_node_is_lost() {
 #[tokio::test]
 async fn a_whole_answer_is_retried_when_its_decode_node_is_lost_while_it_generates() {
     let model = Architecture::Llama;
-    let body = |route| chat(model.name(), &text(1_000), 2_000, route);
+    let body = |route| exact(chat(model.name(), &text(1_000), 2_000, route));
     for _ in 0..ATTEMPTS {
         let mut cluster = Cluster::start(&[model], 2);
         let coordinator = cluster.address();
@@ -643,7 +645,7 @@ async fn the_next_turn_needs_only_the_new_text_however_the_answer_was_split() {
         assert_eq!(tokens(&local), tokens(&remote), "{model}");
         settled(&d).await;
         let local = ask(knows.address, &next("why?", "local")).await;
-        assert_eq!(count(&local, "held_tokens"), known, "{model}: {local}");
+        assert!(count(&local, "held_tokens") >= known, "{model}: {local}");
         // What a client adds or takes away behind the answer is all that is new.
         let mut changed = next("why?", "local");
         let said = answer["choices"][0]["message"]["content"].as_str();
@@ -655,7 +657,8 @@ async fn the_next_turn_needs_only_the_new_text_however_the_answer_was_split() {
 }
 
 /// As `tandem grade` asks on one machine: no answer is kept, and a prompt that begins like the last one begins with its
-/// rows. Each answer is that of a node which has nothing of it, to the bit as far as tokens at a temperature show it.
+/// rows. A reproducible answer is that of a node which has nothing of it, to the bit as far as tokens at a temperature show
+/// it.
 #[tokio::test]
 async fn a_shared_beginning_is_computed_once_on_one_machine_and_changes_no_token() {
     let model = Architecture::Llama;
@@ -671,10 +674,13 @@ async fn a_shared_beginning_is_computed_once_on_one_machine_and_changes_no_token
         body["temperature"] = json!(1.5);
         body["tandem"]["cache_salt"] = json!("course");
         let answer = ask(coordinator.address, &body).await;
-        // At once: the pages were there before the last event.
+        // At once: the rows have stayed in the engine.
         let cached = answer["tandem"]["cached_tokens"].as_u64().expect("a count");
         let least = if i == 0 { 0 } else { 512 };
         assert!((least..=least + 300).contains(&cached), "{i}: {answer}");
+        let mut body = exact(body);
+        let answer = ask(coordinator.address, &body).await;
+        settled(&alone).await;
         body["tandem"]["cache_salt"] = json!(format!("nobody else {i}"));
         let fresh = ask(coordinator.address, &body).await;
         assert_eq!(fresh["tandem"]["cached_tokens"], 0, "{fresh}");
@@ -682,7 +688,7 @@ async fn a_shared_beginning_is_computed_once_on_one_machine_and_changes_no_token
     }
 }
 
-/// A node cannot begin behind rows that are the decode node's, or behind a window that nobody has.
+/// The same prompt again begins with the pages of both nodes, and with the window at its end.
 #[tokio::test]
 async fn cached_tokens_are_those_that_nobody_computed() {
     let models = [Architecture::Llama, Architecture::Gemma3];
@@ -708,10 +714,7 @@ async fn cached_tokens_are_those_that_nobody_computed() {
         assert_eq!(*cached, count("cached_tokens"), "{last}");
         assert!(count("held_tokens") >= 512, "{last}");
         let saved = count("cached_tokens");
-        match model {
-            Architecture::Gemma3 => assert_eq!(saved, 0, "{last}"),
-            _ => assert!((512..count("prompt_tokens")).contains(&saved), "{last}"),
-        }
+        assert!((512..count("prompt_tokens")).contains(&saved), "{last}");
     }
 }
 

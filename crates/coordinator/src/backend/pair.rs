@@ -173,14 +173,7 @@ impl Pair<'_> {
     }
 
     fn terms(&self) -> HandoffTerms {
-        let handoff = &self.config.handoff;
-        let Request {
-            prompt,
-            cache_salt,
-            keep,
-            ..
-        } = self.request;
-        handoff.terms(prompt, cache_salt, *keep, self.plan)
+        self.config.handoff.terms(self.request, self.plan)
     }
 
     /// Which machine a node has proved to be.

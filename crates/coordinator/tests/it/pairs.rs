@@ -7,7 +7,7 @@ use tandem_handoff::policy::Quality;
 use tandem_handoff::receipt::Parity;
 use tandem_proto::{
     CodecChoice, ErrorCode, GenerateEvent, HandoffTerms, ParityReport, PrefillEvent, PrefillMode,
-    PrefillSummary, Reuse, Role,
+    PrefillSummary, Role,
 };
 
 use crate::fake::{FakeNode, status};
@@ -247,11 +247,11 @@ async fn every_chat_keeps_its_answers_and_goes_on_from_them() {
     let second = terms(&rig, &p, &d, request).await;
     assert_eq!(
         (second.reuse, second.keep, &*second.salt),
-        (Reuse::All, true, "class 7b")
+        (true, true, "class 7b")
     );
     let request = json!({"messages": turns, "tandem": {"keep": false}});
     let told = terms(&rig, &p, &d, request).await;
-    assert_eq!((told.reuse, told.keep), (Reuse::All, false));
+    assert_eq!((told.reuse, told.keep), (true, false));
     let told = terms(&rig, &p, &d, json!({"tandem": {"keep": false}})).await;
     assert_eq!(told, HandoffTerms::default());
 }
@@ -390,7 +390,7 @@ async fn two_quantisations_are_told_apart_and_told_to_both_nodes() {
     let told = terms(&rig, &p, &d, json!({})).await;
     assert!(told.mixed_quantisation);
     assert!(!told.keeps_answer());
-    assert_eq!(told.at_decode().reuse, Reuse::Off);
+    assert!(!told.at_decode().reuse);
     let info = answered(&rig, &p, &d, Some(parity(0.01, true))).await;
     let note = "prefill with quantisation q8_0 on `p`, decode with quantisation f16 on `d`";
     assert_eq!(info.events, [note]);
@@ -407,7 +407,7 @@ async fn the_configuration_rules_the_terms() {
     let rig = Rig::start(settings).await;
     let told = terms(&rig, &p, &d, json!({})).await;
     assert_eq!((told.quality, told.codec), (Quality::Q8, CodecChoice::Q8));
-    assert_eq!((told.reuse, told.keep), (Reuse::Off, false));
+    assert_eq!((told.reuse, told.keep), (false, false));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
-use tandem_grading::{FeedbackMode, Job, JobRecord, build_prompt};
+use tandem_grading::{FeedbackMode, Job, JobRecord, Layout, build_prompt};
 
 use super::{Id, names_hidden};
 use crate::Shared;
@@ -45,6 +45,9 @@ pub(crate) async fn prompt(
     let is_after = settings
         .as_ref()
         .is_none_or(|settings| settings.feedback_mode == FeedbackMode::After);
+    let layout = settings
+        .as_ref()
+        .map_or_else(Layout::default, |settings| settings.layout);
     let rubric = match &settings {
         Some(settings) => settings.applied(rubric),
         None => rubric,
@@ -60,7 +63,7 @@ pub(crate) async fn prompt(
         (Job::Feedback, "To the model that writes the feedback"),
     ] {
         let assessment = assessment.filter(|_| job == Job::Feedback);
-        let prompt = build_prompt(job, &rubric, &submission, assessment);
+        let prompt = build_prompt((layout, job), &rubric, &submission, assessment);
         let text = format!(
             "{}\n\n{}{}",
             prompt.system, prompt.shared, prompt.submission

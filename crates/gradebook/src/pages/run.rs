@@ -10,7 +10,7 @@ use axum::extract::{Form, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
-use tandem_grading::{FeedbackMode, GradingConfig, Rubric};
+use tandem_grading::{FeedbackMode, GradingConfig, Layout, Rubric};
 
 use super::{Id, StyleFields, fields, names_hidden};
 use crate::Shared;
@@ -207,6 +207,7 @@ pub(crate) async fn start(
             job.model.clone_from(model);
         }
     }
+    settings.layout = Layout::of(&settings.code_analysis, &settings.feedback);
     match wanted.mode.as_str() {
         "parallel" => settings.feedback_mode = FeedbackMode::Parallel,
         "after" => settings.feedback_mode = FeedbackMode::After,

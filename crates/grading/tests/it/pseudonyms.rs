@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use serde_json::json;
 use tandem_grading::{
-    Job, Origin, Roster, Rubric, Student, Submission, System, build_prompt, read_verdict,
+    Job, Layout, Origin, Roster, Rubric, Student, Submission, System, build_prompt, read_verdict,
 };
 
 const GRADEBOOK: &str = "\
@@ -46,7 +46,12 @@ fn roster() -> Roster {
 
 /// The lines that a model is shown of a file.
 fn shown(submission: &Submission) -> Vec<String> {
-    let prompt = build_prompt(Job::CodeAnalysis, &rubric(), submission, None);
+    let prompt = build_prompt(
+        (Layout::JobFirst, Job::CodeAnalysis),
+        &rubric(),
+        submission,
+        None,
+    );
     let lines = prompt.submission.lines();
     let numbered = lines.filter_map(|line| line.split_once('|'));
     numbered
@@ -252,7 +257,12 @@ fn names_of_files_are_replaced_and_evidence_finds_them() {
     let roster = Roster::new([(submission.name.as_str(), &submission.origin)], None);
     roster.hide(&mut submission);
     let rubric = rubric();
-    let prompt = build_prompt(Job::CodeAnalysis, &rubric, &submission, None);
+    let prompt = build_prompt(
+        (Layout::JobFirst, Job::CodeAnalysis),
+        &rubric,
+        &submission,
+        None,
+    );
     assert!(
         !prompt.submission.to_lowercase().contains("lovelace"),
         "{}",
@@ -294,7 +304,12 @@ fn names_of_files_are_replaced_and_evidence_finds_them() {
         first.rationale
     );
     // What is sent to the one who writes has no name again.
-    let prompt = build_prompt(Job::Feedback, &rubric, &submission, Some(&verdict.criteria));
+    let prompt = build_prompt(
+        (Layout::JobFirst, Job::Feedback),
+        &rubric,
+        &submission,
+        Some(&verdict.criteria),
+    );
     assert!(
         !prompt.submission.to_lowercase().contains("lovelace"),
         "{}",
@@ -422,7 +437,12 @@ fn each_spelling_comes_back_as_it_was() {
         ),
         ("Main.java", "// Jane Doe\nclass Main {}\n"),
     ]);
-    let prompt = build_prompt(Job::CodeAnalysis, &rubric(), &submission, None);
+    let prompt = build_prompt(
+        (Layout::JobFirst, Job::CodeAnalysis),
+        &rubric(),
+        &submission,
+        None,
+    );
     let body = prompt.submission;
     assert!(
         !body.to_lowercase().contains("doe") && !body.to_lowercase().contains("jg-1"),
@@ -454,7 +474,12 @@ fn a_file_keeps_the_name_that_the_code_uses() {
         ("jane_doe.py", "x = 1\n"),
         ("main.py", "import jane_doe\n"),
     ]);
-    let prompt = build_prompt(Job::CodeAnalysis, &rubric(), &submission, None);
+    let prompt = build_prompt(
+        (Layout::JobFirst, Job::CodeAnalysis),
+        &rubric(),
+        &submission,
+        None,
+    );
     for name in ["[file JaneDoe.java]", "[file jane_doe.py]"] {
         assert!(prompt.submission.contains(name), "{}", prompt.submission);
     }
@@ -480,7 +505,12 @@ fn words_of_an_assessment_stay_where_they_name_nobody() {
             max_points: c.max_points,
         })
         .collect();
-    let prompt = build_prompt(Job::Feedback, &rubric(), &submission, Some(&criteria));
+    let prompt = build_prompt(
+        (Layout::JobFirst, Job::Feedback),
+        &rubric(),
+        &submission,
+        Some(&criteria),
+    );
     assert!(
         prompt.submission.contains("The test of max in Student_"),
         "{}",

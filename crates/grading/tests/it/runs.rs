@@ -9,7 +9,7 @@ use std::time::Duration;
 use tandem_api::{ChatRequest, FinishReason, RouteChoice};
 use tandem_grading::{
     FeedbackMode, FindingKind, Forecast, Graded, GradingConfig, GradingError, Job, JobConfig,
-    JobRecord, Progress, Rubric, Status, Store, Submission, build_prompt, forecast, grade,
+    JobRecord, Layout, Progress, Rubric, Status, Store, Submission, build_prompt, forecast, grade,
     load_submissions,
 };
 
@@ -739,7 +739,7 @@ fn reasons(graded: &Graded) -> Vec<FindingKind> {
 async fn what_only_graders_see_stands_in_front_and_is_not_repeated() {
     let rubric = whole_rubric("");
     for job in [Job::CodeAnalysis, Job::Feedback] {
-        let prompt = build_prompt(job, &rubric, &one()[0], None);
+        let prompt = build_prompt((Layout::JobFirst, job), &rubric, &one()[0], None);
         assert!(prompt.shared.contains("return sorted(set(values))[-2]"));
         assert!(prompt.shared.contains("Names are nouns"));
         assert!(!prompt.submission.contains("sorted") && !prompt.submission.contains("nouns"));
@@ -816,7 +816,12 @@ async fn a_feedback_is_as_it_was_asked_for() {
     assert_eq!(kept.feedback.as_deref(), Some(text));
     let long = with_feedback(&rubric, [2.0, 1.0], &"word ".repeat(121)).await;
     assert_eq!(reasons(&long), [FindingKind::TextRule]);
-    let prompt = build_prompt(Job::Feedback, &rubric, &one()[0], Some(&full.criteria));
+    let prompt = build_prompt(
+        (Layout::JobFirst, Job::Feedback),
+        &rubric,
+        &one()[0],
+        Some(&full.criteria),
+    );
     assert!(
         prompt.system.contains("Language: Finnish.") && prompt.system.contains("at most 60 words")
     );

@@ -572,7 +572,12 @@ fn the_example_course_is_read() {
         tandem_grading::Job::CodeAnalysis,
         tandem_grading::Job::Feedback,
     ] {
-        let prompt = tandem_grading::build_prompt(job, &rubric, &list[0], None);
+        let prompt = tandem_grading::build_prompt(
+            (tandem_grading::Layout::JobFirst, job),
+            &rubric,
+            &list[0],
+            None,
+        );
         let shared = prompt.system.len() + prompt.shared.len();
         assert!(shared <= 1800, "{job:?}: {shared} bytes");
     }

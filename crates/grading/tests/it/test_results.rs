@@ -5,8 +5,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use tandem_grading::{
-    Job, Submission, TestResults, Untouched, add_test_results, build_prompt, load_submissions,
-    read_verdict,
+    Job, Layout, Submission, TestResults, Untouched, add_test_results, build_prompt,
+    load_submissions, read_verdict,
 };
 
 use crate::course::{rubric, write};
@@ -149,7 +149,13 @@ fn people_in_results_are_hidden() {
     let said = r#"<testsuite><testcase name="Ben Stone"><failure message="'Ben Stone' is no number: Ben Stone"/></testcase></testsuite>"#;
     let found = add(dir.path(), &mut list, &[("77.xml", said)]).unwrap();
     assert_eq!(found.submissions, 1, "{found:?}");
-    let prompt = build_prompt(Job::CodeAnalysis, &rubric(), &list[0], None).submission;
+    let prompt = build_prompt(
+        (Layout::JobFirst, Job::CodeAnalysis),
+        &rubric(),
+        &list[0],
+        None,
+    )
+    .submission;
     assert!(!prompt.contains("Stone"), "{prompt}");
 }
 
@@ -180,7 +186,8 @@ fn models_see_them_as_facts_and_may_cite_them() {
     )
     .unwrap();
     let anna = list.iter().find(|one| one.name == "anna").unwrap();
-    let prompt = build_prompt(Job::CodeAnalysis, &rubric(), anna, None).submission;
+    let prompt =
+        build_prompt((Layout::JobFirst, Job::CodeAnalysis), &rubric(), anna, None).submission;
     assert!(
         prompt.contains("[tests: tests that the teacher ran; facts, not a verdict]\n1|4 tests")
     );
@@ -199,7 +206,8 @@ fn models_see_them_as_facts_and_may_cite_them() {
     assert_eq!(quotes[1], "def mean(n):");
     let eve = list.iter().filter(|one| one.name.starts_with("eve"));
     for one in eve {
-        let prompt = build_prompt(Job::CodeAnalysis, &rubric(), one, None).submission;
+        let prompt =
+            build_prompt((Layout::JobFirst, Job::CodeAnalysis), &rubric(), one, None).submission;
         assert!(prompt.matches("tests that the teacher ran").count() <= 1);
         assert_eq!(
             prompt.contains("that the teacher ran"),

@@ -23,10 +23,10 @@ use tokio::task::JoinError;
 use super::{Node, Preparing, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
 use crate::conversation::{Keeping, seed};
 use crate::engine_loop::generation_error;
-use crate::limits::{MAX_EVENTS, MAX_TOKENIZING, TOKENIZING_WAIT};
+use crate::limits::{ALONE_WAIT, MAX_EVENTS, MAX_TOKENIZING, TOKENIZING_WAIT};
 use crate::model::Model;
 use crate::prefix_cache::{Keep, Pieces};
-use crate::sequence::{Command, GenerateSequence, Parity, Retired, SequenceId, Source};
+use crate::sequence::{Command, GenerateSequence, PagesHere, Parity, Retired, SequenceId, Source};
 use crate::tickets::{HandBack, Permitted, Target, handoff_id};
 
 pub(super) async fn generate(
@@ -49,13 +49,17 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     let starting = Starting::new(node, model, asked, tokens);
     let pieces = starting.pieces()?;
     let source = starting.source(pieces.is_some());
-    let admission = starting.model.admit_soon().await?;
-    let (guard, hand_back) = starting.open(admission.sequence, source, peer);
+    let admission = match starting.asked.terms.reproducible {
+        true => starting.model.admit_alone(ALONE_WAIT).await?,
+        false => starting.model.admit_soon().await?,
+    };
+    let id = admission.sequence;
+    let (guard, hand_back) = starting.open(id, source, peer);
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
-    let sequence = starting.sequence(admission.sequence, source, generation, hand_back, events);
+    let mut sequence = starting.sequence(source, generation, hand_back, events);
+    sequence.pages = starting.pages(id, source, pieces);
     let command = Command::Generate(admission, Box::new(sequence));
     starting.model.command(command)?;
-    guard.put_pages(pieces);
     let beat = starting.node.config.limits.beat;
     let opened = starting.opened(guard.ticket.clone(), tokenize_ms);
     Ok(answer(opened, receiver, guard, beat))
@@ -138,12 +142,10 @@ impl Starting {
     /// Where the KV comes from at first. A request that is prefilled elsewhere gets its pages when the handoff begins,
     /// or ends before that.
     fn source(&self, has_pages: bool) -> Source {
-        if has_pages {
-            Source::Pages
-        } else if self.asked.prefill == PrefillMode::Remote && !self.prompt().is_empty() {
-            Source::Remote
-        } else {
-            Source::Here
+        let is_remote = self.asked.prefill == PrefillMode::Remote && !self.prompt().is_empty();
+        match is_remote && !has_pages {
+            true => Source::Remote,
+            false => Source::Here,
         }
     }
 
@@ -206,7 +208,6 @@ impl Starting {
     /// What the engine thread gets of it.
     fn sequence(
         &self,
-        id: SequenceId,
         source: Source,
         generation: Generation,
         hand_back: oneshot::Receiver<HandBack>,
@@ -218,7 +219,9 @@ impl Starting {
             tokens: self.tokens.clone(),
             chunk: self.asked.chunk,
             source,
-            pages: is_remote.then(|| self.pages_on_demand(id)),
+            pages: None,
+            salt: self.salt(),
+            reproducible: self.asked.terms.reproducible,
             parity: Parity::of(&self.asked.terms, is_remote),
             keep: self.keep.clone(),
             retire: self.kept(is_remote, hand_back),
@@ -227,8 +230,25 @@ impl Starting {
         }
     }
 
-    /// Puts pages into a sequence when it asks for them: when its handoff has brought nothing.
-    fn pages_on_demand(&self, sequence: SequenceId) -> oneshot::Sender<()> {
+    /// Whom it shares KV with in the engine.
+    fn salt(&self) -> Option<Arc<str>> {
+        let terms = &self.asked.terms;
+        (terms.reuse && !terms.reproducible).then(|| terms.salt.as_str().into())
+    }
+
+    /// Pages that are put into a sequence when it asks for them: those that were found, or if its handoff has brought
+    /// nothing, what is there then.
+    fn pages(
+        &self,
+        sequence: SequenceId,
+        source: Source,
+        pieces: Option<Pieces>,
+    ) -> Option<PagesHere> {
+        let is_remote = source == Source::Remote;
+        let tokens = pieces.as_ref().map(Pieces::tokens);
+        if !is_remote && pieces.is_none() {
+            return None;
+        }
         let (ask, asked) = oneshot::channel();
         let (model, keep) = (Arc::clone(&self.model), self.keep.clone());
         let (prompt, limit) = (self.prompt().to_vec(), self.node.config.limits.page_read);
@@ -236,12 +256,12 @@ impl Starting {
             if asked.await.is_err() {
                 return;
             }
-            match keep.pieces(&prompt, limit) {
+            match pieces.or_else(|| keep.pieces(&prompt, limit)) {
                 Some(pieces) => seed(model, sequence, pieces, None).await,
                 None => model.deliver(Command::Seeded(sequence, true)).await,
             }
         });
-        ask
+        Some(PagesHere { tokens, ask })
     }
 
     /// Starts to wait for the end of an answer: its KV is kept, here or where it is handed back to, or that of its
@@ -493,15 +513,6 @@ struct Guard {
     ticket: Option<Ticket>,
     /// Dropped with the guard: whoever takes KV in for the request ends.
     _alive: watch::Sender<()>,
-}
-
-impl Guard {
-    /// Has pages of this node put into the sequence of the request.
-    fn put_pages(&self, pieces: Option<Pieces>) {
-        if let Some(pieces) = pieces {
-            tokio::spawn(seed(Arc::clone(&self.model), self.sequence, pieces, None));
-        }
-    }
 }
 
 impl Drop for Guard {

@@ -20,7 +20,7 @@ use crate::conversation::seed;
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
 use crate::prefix_cache::Keep;
-use crate::sequence::{Command, PrefillSequence, SequenceId};
+use crate::sequence::{Admission, Command, PrefillSequence, SequenceId};
 use crate::tickets::{Permitted, Target, handoff_id};
 use crate::transfer::send::{Kept, Sending, send_kv};
 
@@ -40,7 +40,7 @@ pub(super) async fn prefill(
     let keep = Keep::new(&node.pages, &model.contract, &terms, chunking);
     // One more than may wait, for what follows the last chunk.
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
-    let admission = model.admit_soon().await?;
+    let admission = admitted(&node, &model, &request).await?;
     let id = admission.sequence;
     let hand_back = match terms.keeps_answer() {
         true => return_ticket(&node, &model, &request, &keep, peer.as_ref()),
@@ -54,6 +54,7 @@ pub(super) async fn prefill(
         tokens: request.tokens.clone(),
         chunk: request.chunk,
         by_layer: request.terms.overlap,
+        reproducible: terms.reproducible,
         seeded: pieces.is_some(),
         hand_back,
         chunks: chunks.clone(),
@@ -87,6 +88,23 @@ pub(super) async fn prefill(
         sequence: id,
     };
     Ok(answer(receiver, guard, beat))
+}
+
+/// A place in the engine; all of them for a reproducible request.
+async fn admitted(
+    node: &Node,
+    model: &Model,
+    request: &PrefillRequest,
+) -> Result<Admission, NodeError> {
+    if !request.terms.reproducible {
+        return model.admit_soon().await;
+    }
+    if node.running.get(&request.request).is_some() {
+        let itself = "a reproducible request runs alone, so its own node cannot prefill for it";
+        return Err(NodeError::new(ErrorCode::Busy, itself));
+    }
+    // Longer than that the decode node does not wait either.
+    model.admit_alone(node.config.limits.handoff_silence).await
 }
 
 /// What is sent: the KV of `tokens`, all of the request's but the last.

@@ -153,7 +153,7 @@ impl EngineLoop {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return Ok(After::Keep);
         };
-        let (engine, place, kv_end) = (self.engine.as_mut(), sequence.place, sequence.kv_end());
+        let (engine, place) = (self.engine.as_mut(), sequence.place);
         let begun = Instant::now();
         match &mut sequence.work {
             Work::Export(e) => match &mut e.stage {
@@ -173,16 +173,8 @@ impl EngineLoop {
                 }
                 _ => {}
             },
-            Work::Generate(g) => {
-                let Stage::Settling(window) = &mut g.stage else {
-                    return Ok(After::Keep);
-                };
-                let is_back = window.step(engine, place)?;
-                sequence.prefill_ms += milliseconds(begun);
-                g.summary.local_prefill_ms = sequence.prefill_ms;
-                if is_back {
-                    g.start_decoding(sequence.tokens[kv_end as usize], kv_end);
-                }
+            Work::Generate(_) => {
+                return self.copy_window(id, begun);
             }
             Work::Retire {
                 chunks,
@@ -208,6 +200,48 @@ impl EngineLoop {
                 }
             }
             Work::Retire { .. } => {}
+        }
+        Ok(After::Keep)
+    }
+
+    /// Moves a slice of the window of a prompt that is read here: to where an import puts it, or out for others.
+    fn copy_window(&mut self, id: SequenceId, begun: Instant) -> Result<After, EngineError> {
+        let Some(sequence) = self.sequences.get_mut(&id) else {
+            return Ok(After::Keep);
+        };
+        let (engine, place, kv_end) = (self.engine.as_mut(), sequence.place, sequence.kv_end());
+        let Work::Generate(g) = &mut sequence.work else {
+            return Ok(After::Keep);
+        };
+        let mut copied = None;
+        match &mut g.stage {
+            Stage::Settling { window, next } => match window.step(engine, place) {
+                Ok(false) => {}
+                Ok(true) if *next == kv_end && sequence.reproducible => {
+                    g.start_decoding(sequence.tokens[kv_end as usize], kv_end);
+                }
+                Ok(true) => g.stage = Stage::Prefilling { next: *next },
+                Err(error) if sequence.reproducible => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, "a window cannot be shared; computing instead");
+                    engine.clear(place);
+                    g.summary.cached_tokens = 0;
+                    g.stage = Stage::Prefilling { next: 0 };
+                }
+            },
+            Stage::Copying { out, next } => {
+                out.step(engine, place, *next)?;
+                copied = out.whole().cloned();
+                if copied.is_some() {
+                    g.stage = Stage::Prefilling { next: *next };
+                }
+            }
+            _ => return Ok(After::Keep),
+        }
+        sequence.prefill_ms += milliseconds(begun);
+        g.summary.local_prefill_ms = sequence.prefill_ms;
+        if let Some(rows) = copied {
+            self.keep_window(id, &rows);
         }
         Ok(After::Keep)
     }

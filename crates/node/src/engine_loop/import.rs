@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use tandem_engine::KvEngine;
 use tandem_handoff::codec::Codec;
 use tandem_handoff::policy::Quality;
 
@@ -55,7 +56,9 @@ impl EngineLoop {
             return Err(gone());
         }
         let start = Instant::now();
-        let result = self.engine.import_part(sequence.place, block, part.clone());
+        let (engine, place) = (self.engine.as_mut(), sequence.place);
+        let import = |e: &mut dyn KvEngine| e.import_part(place, block, part.clone());
+        let result = self.beginnings.with_room(engine, None, import);
         if let Work::Generate(g) = &mut sequence.work {
             g.summary.apply_ms += milliseconds(start);
             let carried = match apply.origin {
@@ -78,7 +81,7 @@ impl EngineLoop {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return;
         };
-        if exact {
+        if exact && sequence.reproducible {
             // They may have ended before the place that was chosen.
             let chunking = sequence.chunking(self.engine.tail_tokens());
             let goes_on_at = chunking.goes_on_at(self.engine.held(sequence.place));
@@ -132,7 +135,7 @@ impl EngineLoop {
         g.summary.handoff_bytes = handed.raw_bytes;
         g.summary.wire_bytes = handed.wire_bytes;
         g.summary.reconnects = handed.reconnects;
-        if !g.summary.codec.is_none_or(Codec::is_lossless) {
+        if !g.is_lossless() {
             // What follows from lossy rows is kept by nobody.
             g.retire = None;
         }
@@ -184,6 +187,7 @@ impl EngineLoop {
             _ => Err("the prefill node did not tell what it computed".to_owned()),
         };
         let fault = compared.map_or_else(Some, |parity| g.judged(parity));
+        let mut doubtful = None;
         if let Some(reason) = &fault {
             let mut forgotten = 0;
             if !matches!(told, Told::Nothing) {
@@ -195,10 +199,16 @@ impl EngineLoop {
                     false => g.summary.cached_tokens,
                 };
                 forgotten = g.keep.forget(&sequence.tokens, exact);
+                doubtful = Some((sequence.salt.clone(), sequence.tokens.clone()));
+                sequence.is_doubtful = true;
             }
             tracing::warn!(request = %sequence.request, %reason, forgotten, "parity");
         }
-        if matches!(g.stage, Stage::Finished { .. }) {
+        let is_finished = matches!(g.stage, Stage::Finished { .. });
+        if let Some((salt, tokens)) = doubtful {
+            self.doubt(salt.as_ref(), &tokens);
+        }
+        if is_finished {
             self.finish(id);
         }
     }
@@ -241,9 +251,11 @@ impl EngineLoop {
             self.engine.clear(sequence.place);
         }
         let held = self.engine.held(sequence.place);
-        // The rows that follow are to be those of an undisturbed prefill, to the bit.
-        let goes_on_at = chunking.goes_on_at(held);
-        self.engine.truncate(sequence.place, goes_on_at);
+        if sequence.reproducible {
+            // The rows that follow are to be those of an undisturbed prefill, to the bit.
+            let goes_on_at = chunking.goes_on_at(held);
+            self.engine.truncate(sequence.place, goes_on_at);
+        }
         let held = self.engine.held(sequence.place);
         // Pages of this node are in place before anything is sent, as far as they came.
         g.summary.cached_tokens = g.summary.cached_tokens.min(held);
@@ -258,13 +270,15 @@ impl EngineLoop {
         // There is nothing to compare: no receipt will come.
         g.receipt = ReceiptState::Settled;
         tracing::warn!(request = %sequence.request, held, kv_end, "prefilling here what was not handed over");
-        // Pages that what came was wrong for are being forgotten.
-        let pages = g.pages.take().filter(|_| held == 0 && !is_wrong);
+        if is_wrong {
+            // Pages that what came was wrong for are being forgotten.
+            g.pages = None;
+        }
         if held == kv_end {
             g.start_decoding(last, kv_end);
-        } else if pages.is_some_and(|pages| pages.send(()).is_ok()) {
+        } else if held == 0 {
             self.engine.clear(sequence.place);
-            g.stage = Stage::Seeding;
+            self.begin(id);
         } else {
             g.stage = Stage::Prefilling { next: held };
         }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tandem_engine::generation::Generation;
 use tandem_engine::{Sequence, Token};
 use tandem_handoff::KvBlock;
+use tandem_handoff::codec::Codec;
 use tandem_handoff::receipt::ReturnTicket;
 use tandem_proto::{GenerateEvent, ParityReport, Phase, PrefillSummary};
 use tokio::sync::mpsc::error::TrySendError;
@@ -16,7 +17,9 @@ use super::milliseconds;
 use super::slices::{CopyOut, FullOut, Taking, Window};
 use crate::chunking::Chunking;
 use crate::prefix_cache::Keep;
-use crate::sequence::{Admission, Computed, Input, Origin, Parity, Retired, SequenceId, Told};
+use crate::sequence::{
+    Admission, Computed, Input, Origin, PagesHere, Parity, Retired, SequenceId, Told,
+};
 
 /// A block to take in, and who waits for that.
 pub(super) struct Apply {
@@ -34,8 +37,16 @@ pub(super) struct ActiveSequence {
     pub(super) prefill_ms: f64,
     pub(super) computed_tokens: u32,
     pub(super) work: Work,
-    /// Frees the place when this is dropped, after the engine has released it.
-    pub(super) _admission: Admission,
+    /// Whom it shares KV with.
+    pub(super) salt: Option<Arc<str>>,
+    /// True if it runs alone, and its prompt is computed in fixed shapes.
+    pub(super) reproducible: bool,
+    /// Where its window is copied while its prompt is read, in order.
+    pub(super) cuts: Vec<u32>,
+    /// True if its rows may be wrong.
+    pub(super) is_doubtful: bool,
+    /// Frees the place when this is dropped, after the engine has released it; none if its request has ended.
+    pub(super) admission: Option<Admission>,
 }
 
 pub(super) enum Work {
@@ -91,8 +102,8 @@ pub(super) enum ExportStage {
 
 pub(super) struct Generating {
     pub(super) stage: Stage,
-    /// Asked for pages of this node when a handoff has brought nothing.
-    pub(super) pages: Option<oneshot::Sender<()>>,
+    /// Pages of this node that it may begin with.
+    pub(super) pages: Option<PagesHere>,
     pub(super) generation: Generation,
     pub(super) events: mpsc::Sender<GenerateEvent>,
     pub(super) summary: PrefillSummary,
@@ -121,10 +132,14 @@ pub(super) enum Stage {
     Receiving,
     /// KV comes from pages of this node.
     Seeding,
+    /// An older prompt that begins alike is being read.
+    Waiting,
     /// This node computes from `next` on.
     Prefilling { next: u32 },
-    /// All chunks are computed; the window is not yet where an import would have put it.
-    Settling(Window),
+    /// The rows before `next` are there; the window is not yet where an import puts it.
+    Settling { window: Window, next: u32 },
+    /// The window before `next` is copied, for others that go on from there.
+    Copying { out: CopyOut, next: u32 },
     /// KV is complete.
     Decoding {
         token: Token,
@@ -138,6 +153,8 @@ pub(super) enum Stage {
         position: u32,
         since: Instant,
     },
+    /// Nothing more is done for it.
+    Ended,
 }
 
 /// What to do with a sequence after a step.
@@ -184,7 +201,10 @@ impl ActiveSequence {
             Work::Retire { .. } => Phase::Decoding,
             Work::Generate(g) => match g.stage {
                 Stage::Receiving | Stage::Seeding => Phase::Receiving,
-                Stage::Prefilling { .. } | Stage::Settling(_) => Phase::Prefilling,
+                Stage::Waiting
+                | Stage::Prefilling { .. }
+                | Stage::Settling { .. }
+                | Stage::Copying { .. } => Phase::Prefilling,
                 _ => Phase::Decoding,
             },
         }
@@ -199,7 +219,18 @@ impl ActiveSequence {
         }
     }
 
-    /// True if a chunk can be computed now.
+    /// True if tokens of its prompt can be read beside those of others now.
+    pub(super) fn can_read(&self) -> bool {
+        match &self.work {
+            Work::Generate(g) => {
+                let is_reading = matches!(g.stage, Stage::Prefilling { .. });
+                is_reading && !self.reproducible && g.events.capacity() >= EVENTS_AT_ONCE
+            }
+            _ => false,
+        }
+    }
+
+    /// True if a chunk can be computed by itself now.
     pub(super) fn can_prefill(&self) -> bool {
         match &self.work {
             // One place stays free for the receipt.
@@ -208,7 +239,9 @@ impl ActiveSequence {
             }
             Work::Retire { chunks, window, .. } => window.is_none() && chunks.capacity() > 0,
             Work::Generate(g) => {
-                matches!(g.stage, Stage::Prefilling { .. }) && g.events.capacity() > 0
+                matches!(g.stage, Stage::Prefilling { .. })
+                    && self.reproducible
+                    && g.events.capacity() > 0
             }
         }
     }
@@ -222,12 +255,23 @@ impl ActiveSequence {
                 _ => false,
             },
             Work::Retire { chunks, window, .. } => window.is_some() && chunks.capacity() > 0,
-            Work::Generate(g) => matches!(g.stage, Stage::Settling(_)) && g.events.capacity() > 0,
+            Work::Generate(g) => {
+                let copies = matches!(g.stage, Stage::Settling { .. } | Stage::Copying { .. });
+                copies && g.events.capacity() > 0
+            }
         }
     }
 }
 
+/// Events of one step at most: the prompt is there, a token, the end.
+const EVENTS_AT_ONCE: usize = 3;
+
 impl Generating {
+    /// True if all its rows are what was computed, here or elsewhere.
+    pub(super) fn is_lossless(&self) -> bool {
+        self.summary.codec.is_none_or(Codec::is_lossless)
+    }
+
     /// True if a token and the last event can be delivered.
     pub(super) fn has_room(&self) -> bool {
         self.events.capacity() >= 2

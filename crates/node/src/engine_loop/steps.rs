@@ -4,21 +4,21 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use tandem_engine::{DecodeStep, EngineError, Item, LayerRows};
-use tandem_handoff::page::page_start;
+use tandem_engine::{EngineError, Item, KvEngine, LayerRows};
 use tandem_handoff::receipt::Receipt;
 use tandem_proto::{FinishReason, GenerateEvent};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
+use super::batch::Choice;
+use super::beginnings::{Unpaged, length};
 use super::export::{begin, hand_out, hand_out_filled};
 use super::sequences::{
     ActiveSequence, After, ChunkExport, ExportStage, ReceiptState, Stage, Work,
 };
 use super::slices::{CopyOut, FullOut, Window};
 use super::{EngineLoop, engine_error, generation_error, milliseconds};
-use crate::limits::MAX_CHUNKS_WAITING;
 use crate::measured::Measured;
-use crate::sequence::{Begun, Computed, Input, Retired, SequenceId};
+use crate::sequence::{Begun, Computed, Input, SequenceId};
 
 /// This part of a prompt has been computed since.
 fn measure(measured: &Mutex<Measured>, range: &Range<u32>, since: Instant) {
@@ -27,8 +27,8 @@ fn measure(measured: &Mutex<Measured>, range: &Range<u32>, since: Instant) {
 }
 
 impl EngineLoop {
-    /// Computes one chunk of the next prefill in turn.
-    pub(super) fn prefill_step(&mut self) {
+    /// Computes one chunk of the next prefill in turn that is computed by itself; false if there is none.
+    pub(super) fn prefill_step(&mut self) -> bool {
         let ready =
             |(id, sequence): (&SequenceId, &ActiveSequence)| sequence.can_prefill().then_some(*id);
         let after = (
@@ -37,11 +37,12 @@ impl EngineLoop {
         );
         let next = self.sequences.range(after).find_map(ready);
         let Some(id) = next.or_else(|| self.sequences.iter().find_map(ready)) else {
-            return;
+            return false;
         };
         self.last_prefill = id;
         let after = self.prefill_chunk(id);
         self.go_on(id, after);
+        true
     }
 
     /// After a step of a sequence.
@@ -71,38 +72,61 @@ impl EngineLoop {
             },
             Work::Retire { .. } => return self.retire_slice(id),
         };
+        // By itself: others would change the shape of the batch, or the rows are given to be sent.
         let range = sequence.chunking(self.engine.tail_tokens()).at(next);
+        let start = Instant::now();
+        let tokens = &sequence.tokens[range.start as usize..range.end as usize];
+        if !tokens.is_empty() && matches!(&sequence.work, Work::Export(e) if e.by_layer) {
+            return self.give_chunk(id, range);
+        }
+        if !tokens.is_empty() {
+            let (engine, place) = (self.engine.as_mut(), sequence.place);
+            self.beginnings
+                .with_room(engine, None, |e| e.prefill(place, range.start, tokens))?;
+            measure(&self.measured, &range, start);
+            sequence.has_computed(&range, start);
+        }
+        self.chunk_computed(id, range)
+    }
+
+    /// Computes a chunk whose layers are given while the next ones are computed.
+    fn give_chunk(&mut self, id: SequenceId, range: Range<u32>) -> Result<After, EngineError> {
+        let Some(sequence) = self.sequences.get_mut(&id) else {
+            return Ok(After::Keep);
+        };
         let start = Instant::now();
         let last = range.end == sequence.kv_end();
         let tokens = &sequence.tokens[range.start as usize..range.end as usize];
-        if let Work::Export(e) = &mut sequence.work
-            && e.by_layer
-            && !tokens.is_empty()
-        {
-            let (mut export, blocks) = begin(self.engine.as_ref(), e, range.clone());
-            let (whole, chunk) = oneshot::channel();
-            let begun = Begun {
-                blocks,
-                chunk,
-                last,
-            };
-            if e.chunks.try_send(Input::Begun(begun)).is_err() {
-                return Ok(After::End);
-            }
-            e.begun = Some(whole);
-            let mut give = |rows: &LayerRows<'_>| export.take(rows);
-            let item = Item::chunk(sequence.place, range.start, tokens);
-            self.engine.evaluate(&[item], Some(&mut give))?;
-            measure(&self.measured, &range, start);
-            sequence.has_computed(&range, start);
-            let engine = self.engine.as_mut();
-            return hand_out_filled(engine, sequence, export, range.end);
+        let Work::Export(e) = &mut sequence.work else {
+            return Ok(After::Keep);
+        };
+        let (mut export, blocks) = begin(self.engine.as_ref(), e, range.clone());
+        let (whole, chunk) = oneshot::channel();
+        let begun = Begun {
+            blocks,
+            chunk,
+            last,
+        };
+        if e.chunks.try_send(Input::Begun(begun)).is_err() {
+            return Ok(After::End);
         }
-        if !tokens.is_empty() {
-            self.engine.prefill(sequence.place, range.start, tokens)?;
-            measure(&self.measured, &range, start);
-            sequence.has_computed(&range, start);
-        }
+        e.begun = Some(whole);
+        let mut give = |rows: &LayerRows<'_>| export.take(rows);
+        let item = Item::chunk(sequence.place, range.start, tokens);
+        let engine = self.engine.as_mut();
+        let evaluate = |e: &mut dyn KvEngine| e.evaluate(&[item], Some(&mut give));
+        self.beginnings.with_room(engine, None, evaluate)?;
+        measure(&self.measured, &range, start);
+        sequence.has_computed(&range, start);
+        let engine = self.engine.as_mut();
+        hand_out_filled(engine, sequence, export, range.end)
+    }
+
+    /// What follows from a chunk that was computed by itself.
+    fn chunk_computed(&mut self, id: SequenceId, range: Range<u32>) -> Result<After, EngineError> {
+        let Some(sequence) = self.sequences.get_mut(&id) else {
+            return Ok(After::Keep);
+        };
         let kv_end = sequence.kv_end();
         match &mut sequence.work {
             Work::Export(_) => {
@@ -120,7 +144,10 @@ impl EngineLoop {
                 let window = CopyOut::of(self.engine.contract(), kv_end);
                 match window {
                     _ if range.end < kv_end => g.stage = Stage::Prefilling { next: range.end },
-                    Some(out) => g.stage = Stage::Settling(Window::Out(out)),
+                    Some(out) => {
+                        let (window, next) = (Window::Out(out), kv_end);
+                        g.stage = Stage::Settling { window, next };
+                    }
                     None => g.start_decoding(sequence.tokens[kv_end as usize], kv_end),
                 }
                 Ok(After::Keep)
@@ -128,70 +155,8 @@ impl EngineLoop {
         }
     }
 
-    /// One token of every generating sequence whose coordinator keeps up.
-    pub(super) fn decode_step(&mut self) {
-        let mut ids = Vec::new();
-        let mut steps = Vec::new();
-        for (id, sequence) in &mut self.sequences {
-            let kv_end = sequence.kv_end();
-            let g = match &mut sequence.work {
-                Work::Generate(g) => g,
-                Work::Export(e) if matches!(e.stage, ExportStage::Evaluating) => {
-                    ids.push(*id);
-                    steps.push(DecodeStep {
-                        sequence: sequence.place,
-                        token: sequence.tokens[kv_end as usize],
-                        position: kv_end,
-                    });
-                    continue;
-                }
-                _ => continue,
-            };
-            let Stage::Decoding {
-                token, position, ..
-            } = g.stage
-            else {
-                continue;
-            };
-            if !g.has_room() {
-                g.stalled.get_or_insert_with(Instant::now);
-                continue;
-            }
-            g.stalled = None;
-            ids.push(*id);
-            steps.push(DecodeStep {
-                sequence: sequence.place,
-                token,
-                position,
-            });
-        }
-        if steps.is_empty() {
-            return;
-        }
-        self.engine.begin_step();
-        let start = Instant::now();
-        match self.engine.decode(&steps) {
-            Ok(rows) => {
-                let measured = self.measured.lock();
-                let mut measured = measured.unwrap_or_else(PoisonError::into_inner);
-                measured.decoded(&steps, start.elapsed());
-                drop(measured);
-                for (id, logits) in ids.into_iter().zip(rows) {
-                    self.evaluated(id, logits);
-                }
-            }
-            Err(e) => {
-                tracing::error!(sequences = steps.len(), error = %e, "decode failed");
-                for id in ids {
-                    self.fail(id, engine_error(&e));
-                }
-            }
-        }
-        self.engine.end_step();
-    }
-
     /// A row of logits has been computed.
-    fn evaluated(&mut self, id: SequenceId, logits: Vec<f32>) {
+    pub(super) fn evaluated(&mut self, id: SequenceId, logits: Vec<f32>, choice: Option<Choice>) {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return;
         };
@@ -206,17 +171,17 @@ impl EngineLoop {
         };
         let is_first = matches!(g.stage, Stage::Decoding { first: None, .. });
         if !is_first || matches!(g.receipt, ReceiptState::Settled) {
-            return self.sampled(id, &logits);
+            return self.sampled(id, choice);
         }
         let receipt = std::mem::replace(&mut g.receipt, ReceiptState::Awaited);
-        g.logits = Some(logits.clone());
+        g.logits = Some(logits);
         if let ReceiptState::Here(told) = receipt {
             self.compare(id, &told);
         }
-        self.sampled(id, &logits);
+        self.sampled(id, choice);
     }
 
-    pub(super) fn sampled(&mut self, id: SequenceId, logits: &[f32]) {
+    fn sampled(&mut self, id: SequenceId, choice: Option<Choice>) {
         let context = self.engine.capacity().tokens_per_sequence;
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return;
@@ -224,11 +189,10 @@ impl EngineLoop {
         let Work::Generate(g) = &mut sequence.work else {
             return;
         };
-        let step = match g.generation.next(logits) {
-            Ok(step) => step,
-            Err(e) => {
-                return self.fail(id, generation_error(&e));
-            }
+        let step = match choice {
+            Some(Ok(step)) => step,
+            Some(Err(e)) => return self.fail(id, generation_error(&e)),
+            None => return,
         };
         let Stage::Decoding {
             token,
@@ -269,8 +233,8 @@ impl EngineLoop {
         }
     }
 
-    /// The answer is complete: tells so, and hands out the KV if somebody keeps it. If it is that of the prompt alone,
-    /// whoever keeps it tells so.
+    /// The answer is complete: tells so. Its rows stay for others, and pages are made of them: at once if another node waits
+    /// for them or if they do not stay.
     pub(super) fn finish(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return;
@@ -278,6 +242,9 @@ impl EngineLoop {
         let Work::Generate(g) = &mut sequence.work else {
             return;
         };
+        if !matches!(g.stage, Stage::Finished { .. }) {
+            return;
+        }
         let Stage::Finished { done, position, .. } =
             std::mem::replace(&mut g.stage, Stage::Receiving)
         else {
@@ -287,51 +254,41 @@ impl EngineLoop {
         if let GenerateEvent::Done { parity, .. } = &mut done {
             *parity = g.compared;
         }
-        // What came from pages or from another node has been kept as pages already.
-        let brought = page_start(g.summary.cached_tokens + g.summary.remote_tokens);
-        let is_own = g.summary.remote_tokens == 0;
-        let (end, last) = match g.keep.keeps_answer() {
-            true => {
-                g.tell(done);
-                (position, None)
-            }
-            false if g.retire.is_some() && is_own && g.keep.prompt_end() > brought => {
-                (g.keep.prompt_end(), Some((done, g.events.clone())))
-            }
-            false => {
-                g.tell(done);
-                return self.end(id);
-            }
-        };
-        let Some(retire) = g.retire.take() else {
-            return self.end(id);
-        };
+        g.tell(done);
         // The last token that was sampled has no KV.
-        let mut tokens = sequence.tokens.clone();
-        tokens.extend_from_slice(g.generation.generated());
-        tokens.truncate(end as usize);
-        let generated =
-            u32::try_from(tokens.len().saturating_sub(sequence.tokens.len())).unwrap_or(0);
-        let (chunks, receiver) = mpsc::channel(MAX_CHUNKS_WAITING);
-        let retired = Retired {
-            tokens,
-            generated,
-            last,
-            is_own,
-            chunks: receiver,
+        let end = match g.keep.keeps_answer() {
+            true => position,
+            false => g.keep.prompt_end(),
         };
-        sequence.work = Work::Retire {
-            chunks,
-            full: FullOut::of(self.engine.contract(), brought..end),
+        let is_own = g.summary.remote_tokens == 0;
+        let pages = g.retire.take().filter(|_| end > 0);
+        let pages = pages.map(|retire| Unpaged {
+            keep: g.keep.clone(),
+            retire,
+            generated: end.saturating_sub(length(&sequence.tokens)),
             end,
-            window: None,
+            is_own,
+        });
+        g.stage = Stage::Ended;
+        let is_urgent = !is_own || sequence.salt.is_none() || self.engine.capacity().cached == 0;
+        let Some(mut sequence) = self.sequences.remove(&id) else {
+            return;
         };
-        if let Err(retired) = retire.send(retired) {
-            if let Some((last, events)) = retired.last {
-                // There is room for it, or nobody listens.
-                let _ = events.try_send(last);
+        let pages = match pages {
+            Some(pages) if is_urgent => pages,
+            pages => return self.leave(id, sequence, pages),
+        };
+        let Work::Generate(g) = &sequence.work else {
+            return;
+        };
+        sequence.tokens.extend_from_slice(g.generation.generated());
+        sequence.tokens.truncate(position as usize);
+        match self.handing_out(&sequence.tokens, pages) {
+            Some(work) => {
+                sequence.work = work;
+                self.sequences.insert(id, sequence);
             }
-            self.end(id);
+            None => self.leave(id, sequence, None),
         }
     }
 

@@ -21,12 +21,12 @@ use tandem_handoff::receipt::ParityBound;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
 use tandem_proto::{
     CodecChoice, ErrorCode, GenerateEvent, HandoffTerms, NodeError, PrefillEvent, PrefillMode,
-    PrefillRequest, Reuse, Role,
+    PrefillRequest, Role,
 };
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-use super::cluster::{Answer, Deal, Events, PATIENCE, Setup, TestNode, finish, prompt};
+use super::cluster::{Answer, Deal, Events, PATIENCE, Reuse, Setup, TestNode, finish, prompt};
 use super::codecs;
 use super::proxy::{Fault, Proxy};
 
@@ -166,12 +166,13 @@ impl Dice {
     fn terms(&mut self) -> HandoffTerms {
         let mut terms = HandoffTerms {
             salt: self.of(&["", "", "a"]).into(),
-            reuse: self.of(&[Reuse::Off, Reuse::Exact, Reuse::All, Reuse::All, Reuse::All]),
             keep: self.percent(80),
             overlap: self.percent(90),
             codec: self.of(&[CodecChoice::Auto, CodecChoice::Raw, CodecChoice::Plane]),
             ..HandoffTerms::default()
         };
+        self.of(&[Reuse::Off, Reuse::Exact, Reuse::All, Reuse::All, Reuse::All])
+            .set(&mut terms);
         if self.percent(10) {
             (terms.quality, terms.bound) = (Quality::Q8, ANY);
             terms.codec = CodecChoice::Q8;
@@ -380,7 +381,7 @@ impl<'a> World<'a> {
         let mut alone = deal.clone();
         alone.peers = None;
         alone.terms = HandoffTerms {
-            reuse: Reuse::Off,
+            reuse: false,
             ..HandoffTerms::default()
         };
         let answer = alone.local(&self.reference).await;
@@ -480,11 +481,15 @@ impl<'a> World<'a> {
             Some(_) => deal.generate(PrefillMode::Remote),
             None => deal.generate(PrefillMode::Local),
         };
-        let opened = decode.try_post("/node/v1/generate", &request).await;
-        let mut events = match opened.ok()? {
-            // Said with its last breath.
-            Err(error) if error.code == ErrorCode::Stopping => return None,
-            opened => opened.expect("a place"),
+        let mut events = loop {
+            let opened = decode.try_post("/node/v1/generate", &request).await;
+            match opened.ok()? {
+                // Said with its last breath.
+                Err(error) if error.code == ErrorCode::Stopping => return None,
+                // One that runs alone has all places.
+                Err(error) if error.code == ErrorCode::Busy => {}
+                opened => break opened.expect("a place"),
+            }
         };
         let ticket = match events.next().await? {
             GenerateEvent::Opened { ticket, .. } => ticket,

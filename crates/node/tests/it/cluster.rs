@@ -398,6 +398,26 @@ impl TestNode {
     }
 }
 
+/// What a request shares with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reuse {
+    /// Nothing.
+    Off,
+    /// Nothing, and it is reproducible.
+    Alone,
+    /// Pages, and it is reproducible.
+    Exact,
+    /// All there is.
+    All,
+}
+
+impl Reuse {
+    pub fn set(self, terms: &mut HandoffTerms) {
+        terms.reuse = matches!(self, Self::Exact | Self::All);
+        terms.reproducible = matches!(self, Self::Alone | Self::Exact);
+    }
+}
+
 pub fn prompt(n: u32) -> Vec<u32> {
     (0..n).map(|i| 32 + (i * 7 + i / 11) % 90).collect()
 }
@@ -568,12 +588,16 @@ pub struct Outcome {
 }
 
 impl Deal {
+    /// Reproducible, so that what is shared are whole pages.
     pub fn new(tokens: &[u32], chunk: u32) -> Self {
         Self {
             tokens: tokens.to_vec(),
             chunk,
             max_tokens: 12,
-            terms: HandoffTerms::default(),
+            terms: HandoffTerms {
+                reproducible: true,
+                ..HandoffTerms::default()
+            },
             prefill_terms: None,
             via: None,
             id: "req-1".into(),

@@ -8,9 +8,9 @@ use tandem_handoff::codec::Codec;
 use tandem_handoff::policy::Quality;
 use tandem_node::limits::{EXPOSED_TIME, MAX_LINKS, RAW_AGAIN};
 use tandem_node::link_estimate::{CodecPolicy, Codecs, LinkEstimates, Report};
-use tandem_proto::{CodecChoice, PrefillEvent, Reuse, Role};
+use tandem_proto::{CodecChoice, PrefillEvent, Role};
 
-use super::cluster::{Deal, PATIENCE, Setup, heavy, prompt};
+use super::cluster::{Deal, PATIENCE, Reuse, Setup, heavy, prompt};
 use super::kills::Brake;
 use super::proxy::Proxy;
 
@@ -33,7 +33,7 @@ async fn lossless_codecs_give_equal_tokens() {
         let prefill = Setup::new(Role::Prefill, &config).start().await;
         let decode = Setup::new(Role::Decode, &config).start().await;
         let mut deal = Deal::new(&prompt(32 * 5 + 5), 32);
-        deal.terms.reuse = Reuse::Off;
+        Reuse::Off.set(&mut deal.terms);
         let expected = deal.expected(&config).await;
         for (choice, codec) in [
             (CodecChoice::Raw, Codec::Raw),
@@ -86,7 +86,7 @@ async fn lossy_codecs_are_reported_and_what_does_not_fit_is_forgotten() {
         deal.terms.quality = Quality::Q8;
         deal.terms.codec = choice;
         deal.terms.salt = codec.to_string();
-        deal.terms.reuse = Reuse::All;
+        Reuse::All.set(&mut deal.terms);
         let outcome = deal.run(&prefill, &decode).await;
         let answer = &outcome.answer;
         assert!(answer.done && answer.summary.fallback.is_none());
@@ -272,7 +272,7 @@ async fn rows_are_decoded_while_the_engine_is_busy() {
     let proxy = Proxy::to(decode.port).await;
     let mut deal = Deal::new(&prompt(32 * 3 + 1), 32);
     deal.via = Some(proxy.port);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     deal.terms.codec = CodecChoice::Plane;
     let (prefill, decode) = (Arc::new(prefill), Arc::new(decode));
     let running = tokio::spawn({

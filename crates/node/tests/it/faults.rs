@@ -7,14 +7,14 @@ use tandem_handoff::frame::Kind;
 use tandem_node::Limits;
 use tandem_node::limits::MAX_RECONNECTS;
 use tandem_proto::limits::MAX_GENERATED_TOKENS;
-use tandem_proto::{ErrorCode, HandoffFailed, PrefillEvent, PrefillMode, Reuse, Role};
+use tandem_proto::{ErrorCode, HandoffFailed, PrefillEvent, PrefillMode, Role};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::cluster::{
-    Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, hand_over, limits, local_tokens, node,
-    opened, prefill_end, prompt, request,
+    Deal, PATIENCE, Reuse, SHORT, Setup, TestNode, endless, finish, hand_over, limits,
+    local_tokens, node, opened, prefill_end, prompt, request,
 };
 use super::proxy::{Fault, Proxy};
 
@@ -295,7 +295,7 @@ async fn a_connection_over_which_a_byte_comes_now_and_then_is_given_up() {
     let decode = setup(Role::Decode).start().await;
     let proxy = Proxy::to(decode.port).await;
     let mut deal = Deal::new(&prompt(32 * 3 + 5), 32);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     deal.via = Some(proxy.port);
     let expected = deal.expected(&config).await;
     proxy.next(&[]);

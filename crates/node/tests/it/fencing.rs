@@ -16,15 +16,17 @@ use tandem_node::limits::{
 use tandem_node::model::Model;
 use tandem_node::prefix_cache::Keep;
 use tandem_node::sequence::{
-    Carried, Command, GenerateSequence, HandedOver, Input, Origin, Parity, PrefillSequence,
-    SequenceId, Source,
+    Carried, Command, GenerateSequence, HandedOver, Input, Origin, PagesHere, Parity,
+    PrefillSequence, SequenceId, Source,
 };
 use tandem_prefix_cache::PageStore;
 use tandem_proto::{Format, GenerationParams, SamplingParams};
-use tandem_proto::{GenerateEvent, HandoffStatus, HandoffTerms, Reuse, Role};
+use tandem_proto::{GenerateEvent, HandoffStatus, HandoffTerms, Role};
 use tokio::sync::{mpsc, oneshot};
 
-use super::cluster::{Calls, Deal, Setup, endless, eventually, finish, limits, pages, prompt};
+use super::cluster::{
+    Calls, Deal, Reuse, Setup, endless, eventually, finish, limits, pages, prompt,
+};
 use super::raw::Handoff;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -37,7 +39,7 @@ async fn a_late_writer_does_not_reach_the_request_that_has_its_place_now() {
         let prefill = Setup::new(Role::Prefill, &config).start().await;
         let chunk = config.microbatch_tokens;
         let mut first = Deal::new(&prompt(chunk * 6 + 1), chunk);
-        first.terms.reuse = Reuse::Off;
+        Reuse::Off.set(&mut first.terms);
         let (events, ticket) = first.open(&decode).await;
         let mut late = Handoff::dial(&config, &first, &ticket).await.unwrap();
         let block = late.compute(chunk);
@@ -128,7 +130,9 @@ fn waiting_with(
         tokens: tokens.to_vec(),
         chunk: 16,
         source: Source::Remote,
-        pages: instead,
+        pages: instead.map(|ask| PagesHere { tokens: None, ask }),
+        salt: None,
+        reproducible: true,
         parity: Parity {
             expected: false,
             bound: ParityBound::default(),
@@ -292,6 +296,7 @@ fn reading(model: &Arc<Model>, tokens: &[u32]) -> (SequenceId, mpsc::Receiver<In
         chunk: 16,
         seeded: false,
         by_layer: true,
+        reproducible: false,
         hand_back: None,
         chunks,
     };
@@ -369,7 +374,7 @@ async fn before_its_commit_or_its_end_a_handoff_decodes_nothing() {
     let decode = decode.start().await;
     let chunk = config.microbatch_tokens;
     let mut deal = Deal::new(&prompt(chunk * 2 + 1), chunk);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     let (mut events, ticket) = deal.open(&decode).await;
     let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();
     handoff.blocks(chunk).await;
@@ -408,7 +413,7 @@ async fn full(config: FakeConfig, handoffs: usize, are_committed: bool) -> Hando
     let decode = Setup::new(Role::Decode, &config).start().await;
     let chunk = config.microbatch_tokens;
     let mut deal = Deal::new(&prompt(chunk * 4 + 1), chunk);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     let expected = deal.expected(&config).await;
     let mut open = Vec::new();
     for i in 0..handoffs {
@@ -474,7 +479,7 @@ async fn complete_handoffs_are_remembered_up_to_a_limit() {
     let prefill = prefill.start().await;
     let chunk = config.microbatch_tokens;
     let mut deal = Deal::new(&prompt(chunk + 1), chunk);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     deal.max_tokens = 1;
     let expected = deal.expected(&config).await;
     let first = deal.run(&prefill, &decode).await;

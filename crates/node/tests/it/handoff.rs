@@ -3,10 +3,10 @@
 use tandem_engine::fake::{Call, FakeConfig};
 use tandem_handoff::Section;
 use tandem_node::Limits;
-use tandem_proto::{PrefillEvent, PrefillMode, Reuse, Role};
+use tandem_proto::{PrefillEvent, PrefillMode, Role};
 
 use super::cluster::{
-    Calls, Deal, SHORT, finish, hand_over, limits, local_tokens, node, opened, prefill_end,
+    Calls, Deal, Reuse, SHORT, finish, hand_over, limits, local_tokens, node, opened, prefill_end,
     prefill_request, prompt, request,
 };
 use super::raw::Handoff;
@@ -30,7 +30,7 @@ async fn the_end_of_a_prompt_is_computed_and_sent_in_steps() {
             (7, &[6]),
         ] {
             let mut deal = Deal::new(&prompt(prompt_tokens), 32);
-            deal.terms.reuse = Reuse::Off;
+            Reuse::Alone.set(&mut deal.terms);
             let expected = deal.expected(&config).await;
             let remote = deal.run(&prefill, &decode).await;
             remote.whole(&expected, "remote");
@@ -82,7 +82,7 @@ async fn what_a_lost_handoff_brought_is_gone_on_from_where_no_bit_changes() {
         (600, 600, &[]),
     ] {
         let mut deal = Deal::new(&prompt(601), chunk);
-        deal.terms.reuse = Reuse::Off;
+        Reuse::Alone.set(&mut deal.terms);
         let expected = deal.expected(&config).await;
         let (mut events, ticket) = deal.open(&decode).await;
         let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use tandem_engine::fake::{Call, CallKind, FakeConfig};
 use tandem_node::Limits;
-use tandem_proto::{ErrorCode, PrefillEvent, PrefillMode, Reuse, Role};
+use tandem_proto::{ErrorCode, PrefillEvent, PrefillMode, Role};
 
 use super::cluster::{
-    Deal, PATIENCE, Setup, TestNode, endless, eventually, finish, limits, prefill_end, prompt,
+    Deal, PATIENCE, Reuse, Setup, TestNode, endless, eventually, finish, limits, prefill_end,
+    prompt,
 };
 
 /// Holds calls of one kind from the `nth` on, until it is let go.
@@ -87,7 +88,7 @@ pub async fn held(node: &TestNode, tokens: u32) {
 fn deal(config: &FakeConfig) -> Deal {
     let chunk = config.microbatch_tokens;
     let mut deal = Deal::new(&prompt(chunk * 5 + 1), chunk);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Alone.set(&mut deal.terms);
     deal
 }
 

@@ -15,9 +15,9 @@ use tandem_node::chunking::Chunking;
 use tandem_node::prefix_cache::keep_block;
 use tandem_node::prefix_cache::{Keep, Tail};
 use tandem_prefix_cache::{Held, PageStore, PagesConfig};
-use tandem_proto::{CodecChoice, HandoffTerms, PrefillEvent, Reuse, Role};
+use tandem_proto::{CodecChoice, HandoffTerms, PrefillEvent, Role};
 
-use super::cluster::{Deal, Outcome, SHORT, Setup, finish, limits, prompt};
+use super::cluster::{Deal, Outcome, Reuse, SHORT, Setup, finish, limits, prompt};
 use super::codecs::config;
 use super::conversation::{first_turn, next_turn};
 use super::raw::Handoff;
@@ -140,7 +140,8 @@ async fn lossy_pages_of_another_tenant_or_without_reuse_are_not_used() {
         ("one", Reuse::Off, 0),
         ("one", Reuse::Exact, SHARED),
     ] {
-        (deal.terms.salt, deal.terms.reuse) = (salt.into(), reuse);
+        deal.terms.salt = salt.into();
+        reuse.set(&mut deal.terms);
         let outcome = deal.run(&prefill, &decode).await;
         same(
             &outcome,
@@ -231,7 +232,7 @@ async fn what_is_computed_behind_lossy_pages_is_not_kept() {
     for (codec, quality) in LOSSY {
         let mut deal = deal(&ending(1, 20), codec, quality);
         deal.max_tokens = 70;
-        deal.terms.reuse = Reuse::All;
+        Reuse::All.set(&mut deal.terms);
         let prefill = Setup::new(Role::Prefill, &config).start().await;
         let decode = node().await;
         deal.run(&prefill, &decode).await;

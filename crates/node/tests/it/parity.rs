@@ -7,10 +7,10 @@ use tandem_engine::fake::{Call, CallKind, Failure, FakeConfig};
 use tandem_handoff::frame::Kind;
 use tandem_handoff::receipt::{Receipt, TokenScore};
 use tandem_node::Limits;
-use tandem_proto::{GenerateEvent, HandoffTerms, PrefillEvent, PrefillMode, Reuse, Role, Ticket};
+use tandem_proto::{GenerateEvent, HandoffTerms, PrefillEvent, PrefillMode, Role, Ticket};
 
 use super::cluster::{
-    Calls, Deal, PATIENCE, SHORT, Setup, TestNode, endless, finish, limits, opened, prompt,
+    Calls, Deal, PATIENCE, Reuse, SHORT, Setup, TestNode, endless, finish, limits, opened, prompt,
 };
 use super::kills::{Brake, held};
 use super::proxy::Fault;
@@ -90,7 +90,7 @@ async fn rows_of_another_quantisation_need_permission_and_serve_one_request() {
         assert!(reason.contains("`quantisation`"), "{reason}");
         // Pages of the decode node's own quantisation are not put before other rows.
         let kept = HandoffTerms {
-            reuse: Reuse::All,
+            reuse: true,
             keep: true,
             ..HandoffTerms::default()
         };
@@ -101,7 +101,7 @@ async fn rows_of_another_quantisation_need_permission_and_serve_one_request() {
         for keep in [false, true] {
             deal.terms.mixed_quantisation = true;
             deal.terms.keep = keep;
-            deal.terms.reuse = if keep { Reuse::All } else { Reuse::Exact };
+            (if keep { Reuse::All } else { Reuse::Exact }).set(&mut deal.terms);
             let outcome = deal.run(&prefill, &decode).await;
             outcome.whole(&expected, "with permission");
             assert!(outcome.answer.parity.expect("parity").holds);
@@ -116,7 +116,7 @@ async fn rows_of_another_quantisation_need_permission_and_serve_one_request() {
         if config.window == 0 {
             computed.take();
             deal.terms.keep = false;
-            deal.terms.reuse = Reuse::Exact;
+            Reuse::Exact.set(&mut deal.terms);
             let outcome = deal.run(&prefill, &decode).await;
             outcome.whole(&expected, "again");
             assert!(computed.prefilled() <= CHUNK + 4, "computed again");
@@ -297,7 +297,8 @@ async fn what_was_computed_behind_rows_that_turn_out_wrong_is_not_kept() {
         ..Setup::new(Role::Decode, &config)
     };
     let decode = setup.start().await;
-    let deal = Deal::new(&prompt(CHUNK * 4 + 5), CHUNK);
+    let mut deal = Deal::new(&prompt(CHUNK * 4 + 5), CHUNK);
+    Reuse::All.set(&mut deal.terms);
     let (mut events, ticket) = deal.open(&decode).await;
     let mut handoff = Handoff::dial(&plain, &deal, &ticket).await.unwrap();
     handoff.blocks(CHUNK).await;
@@ -319,7 +320,7 @@ async fn what_was_computed_behind_rows_that_turn_out_wrong_is_not_kept() {
             break summary;
         }
     };
-    assert_eq!(begun.cached_tokens, 128);
+    assert!(begun.cached_tokens >= 128, "{begun:?}");
     handoff.receipt(&receipt("other tokens").unwrap()).await;
     handoff.leave().await;
     let answer = finish(&mut events).await;

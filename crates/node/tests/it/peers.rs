@@ -12,11 +12,11 @@ use tandem_handoff::message::{Hello, control_frame, parse};
 use tandem_handoff::sender::Outgoing;
 use tandem_node::handoffs::{Handoffs, Secrets};
 use tandem_node::limits::MAX_UNGREETED;
-use tandem_proto::{PrefillEvent, Reuse, Role, Ticket};
+use tandem_proto::{PrefillEvent, Role, Ticket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::cluster::{Deal, PATIENCE, Setup, TestNode, eventually, finish, limits, prompt};
+use super::cluster::{Deal, PATIENCE, Reuse, Setup, TestNode, eventually, finish, limits, prompt};
 use super::proxy::{Fault, Proxy};
 use super::raw::Handoff;
 
@@ -31,7 +31,7 @@ fn id(security: &Security) -> String {
 fn deal(config: &FakeConfig) -> Deal {
     let chunk = config.microbatch_tokens;
     let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     deal
 }
 

@@ -10,15 +10,15 @@ use tandem_handoff::LayerKind;
 use tandem_handoff::frame::{Header, Kind, encode_frame};
 use tandem_node::Limits;
 use tandem_node::limits::GOODBYE;
-use tandem_proto::{HandoffStatus, PrefillEvent, Reuse, Role};
+use tandem_proto::{HandoffStatus, PrefillEvent, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use super::cancel::CANCEL;
 use super::cluster::{
-    Answer, Deal, PATIENCE, SHORT, Setup, TestNode, endless, eventually, finish, is_clean, limits,
-    prefill_end, prompt,
+    Answer, Deal, PATIENCE, Reuse, SHORT, Setup, TestNode, endless, eventually, finish, is_clean,
+    limits, prefill_end, prompt,
 };
 use super::conversation::{first_turn, next_turn, permission_of};
 use super::kills::{Brake, held};
@@ -331,10 +331,8 @@ const PAGES: u32 = 128;
 async fn with_pages(config: &FakeConfig, limits: Limits) -> (Rig, Brake) {
     let mut plan = Plan::new(config, limits);
     plan.deal.tokens = prompt(PAGES + 20);
-    plan.deal.terms.reuse = Reuse::All;
-    // A window is put back after the local prefill, too.
-    let before = u32::from(config.window > 0);
-    let brake = Brake::on(&mut plan.receiving, CallKind::Import, before);
+    Reuse::All.set(&mut plan.deal.terms);
+    let brake = Brake::on(&mut plan.receiving, CallKind::Import, 0);
     let rig = plan.start().await;
     let mut before = rig.deal.clone();
     before.tokens = prompt(PAGES);
@@ -761,7 +759,7 @@ async fn receipt_the_request_is_cancelled_or_the_decode_node_dies() {
     let config = FakeConfig::default();
     let mut plan = Plan::new(&config, endless());
     plan.deal.terms.keep = true;
-    plan.deal.terms.reuse = Reuse::Exact;
+    Reuse::Exact.set(&mut plan.deal.terms);
     let (rig, brake, going) = braked_before_the_receipt(plan, Fault::None).await;
     rig.prefill.until("a permission", |s| s.returns == 1).await;
     let start = Instant::now();
@@ -795,7 +793,7 @@ async fn receipt_repeated_and_frames_behind_the_commit() {
         };
         let decode = decode.start().await;
         let mut deal = Deal::new(&prompt(32 * 2 + 5), 32);
-        deal.terms.reuse = Reuse::Off;
+        Reuse::Off.set(&mut deal.terms);
         let expected = deal.expected(&config).await;
         let (mut events, ticket) = deal.open(&decode).await;
         let mut handoff = Handoff::dial(&config, &deal, &ticket).await.unwrap();

@@ -11,10 +11,10 @@ use tandem_handoff::limits::{AHEAD_BYTES, CREDIT_BYTES};
 use tandem_handoff::message::Accept;
 use tandem_node::Limits;
 use tandem_node::limits::{MAX_CHUNKS_WAITING, MAX_RECONNECTS, RECONNECT_PAUSE};
-use tandem_proto::{CodecChoice, ErrorCode, HandoffTerms, PrefillEvent, Reuse, Role};
+use tandem_proto::{CodecChoice, ErrorCode, HandoffTerms, PrefillEvent, Role};
 
 use super::cluster::{
-    Calls, Deal, Outcome, Setup, endless, eventually, finish, heavy, limits, prompt,
+    Calls, Deal, Outcome, Reuse, Setup, endless, eventually, finish, heavy, limits, prompt,
 };
 use super::kills::Brake;
 use super::proxy::{Fault, Proxy};
@@ -173,7 +173,7 @@ async fn a_receiver_that_cannot_be_reached_again_computes_the_rest_itself() {
         let chunk = config.microbatch_tokens;
         let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
         deal.terms = HandoffTerms {
-            reuse: Reuse::Off,
+            reuse: false,
             ..HandoffTerms::default()
         };
         deal.via = Some(proxy.port);
@@ -233,7 +233,7 @@ async fn a_silent_connection_is_replaced() {
     let proxy = Proxy::to(decode.port).await;
     let chunk = config.microbatch_tokens;
     let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     deal.via = Some(proxy.port);
     let expected = deal.expected(&config).await;
     proxy.next(&[]);
@@ -276,7 +276,7 @@ async fn a_connection_that_becomes_silent_while_a_chunk_is_computed_is_replaced(
     let proxy = Proxy::to(decode.port).await;
     let chunk = config.microbatch_tokens;
     let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     deal.via = Some(proxy.port);
     let (mut answers, ticket) = deal.open(&decode).await;
     let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
@@ -324,7 +324,7 @@ async fn frequent_chunks_do_not_keep_an_end_from_showing_that_it_is_alive() {
     let decode = setup(Role::Decode, &config).start().await;
     let chunk = config.microbatch_tokens;
     let mut deal = Deal::new(&prompt(chunk * 40 + 1), chunk);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     // Nothing is sent before the last chunk has been computed.
     deal.terms.overlap = false;
     let expected = deal.expected(&config).await;
@@ -596,7 +596,7 @@ async fn a_confirmation_that_is_lost_for_good_is_no_refusal() {
         let proxy = Proxy::to(decode.port).await;
         let chunk = config.microbatch_tokens;
         let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
-        deal.terms.reuse = Reuse::Off;
+        Reuse::Off.set(&mut deal.terms);
         deal.via = Some(proxy.port);
         let expected = deal.expected(&config).await;
         proxy.next(&[]);
@@ -679,7 +679,7 @@ async fn a_slow_one_stops_the_prefill(config: FakeConfig) {
     // 128 MiB of a section, 8 MiB a chunk.
     let all = 16;
     let mut deal = Deal::new(&prompt(16 * all + 1), 16);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     deal.terms.codec = CodecChoice::Raw;
     let expected = deal.expected(&config).await;
     let later = async {

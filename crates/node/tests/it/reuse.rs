@@ -10,12 +10,12 @@ use tandem_handoff::limits::{CREDIT_BYTES, TARGET_BLOCK_BYTES};
 use tandem_handoff::message::{Accept, control_frame};
 use tandem_handoff::page::PAGE_TOKENS;
 use tandem_node::{DiskConfig, Limits, PagesConfig};
-use tandem_proto::{GenerateEvent, PrefillEvent, PrefillMode, Reuse, Role};
+use tandem_proto::{GenerateEvent, PrefillEvent, PrefillMode, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::cluster::{
-    Calls, Deal, Outcome, Setup, TestNode, bind, eventually, heavy, limits, prompt,
+    Calls, Deal, Outcome, Reuse, Setup, TestNode, bind, eventually, heavy, limits, prompt,
 };
 use super::proxy::Proxy;
 #[cfg(target_os = "linux")]
@@ -117,7 +117,7 @@ async fn another_tenant_and_a_request_without_reuse_share_nothing() {
     deal.terms.salt = "two".into();
     check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
     check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     check(&deal.run(&prefill, &decode).await, &deal, &config, 0).await;
     prefill.clean().await;
     decode.clean().await;
@@ -159,7 +159,7 @@ async fn tokens_of_an_incomplete_chunk_are_shared_in_complete_steps_and_else_onl
     }
     let mut deal = Deal::new(&ending(3, 10), 48);
     deal.terms.salt = "all".into();
-    deal.terms.reuse = Reuse::All;
+    Reuse::All.set(&mut deal.terms);
     deal.run(&prefill, &decode).await;
     deal.tokens = ending(4, 40);
     check(&deal.run(&prefill, &decode).await, &deal, &config, SHARED).await;
@@ -415,7 +415,7 @@ async fn a_disk_that_takes_no_more_costs_no_token() {
         };
         let decode = decode.start().await;
         let mut deal = Deal::new(&ending(1, 20), CHUNK);
-        deal.terms.reuse = Reuse::All;
+        Reuse::All.set(&mut deal.terms);
         deal.terms.keep = true;
         deal.run(&prefill, &decode).await;
         decode.until("on disk", |s| s.disk_bytes > 0).await;
@@ -544,7 +544,7 @@ async fn pair_on_disk(config: &FakeConfig, dir: &Path) -> [TestNode; 2] {
 /// A request whose KV is kept on both nodes, with snapshots and the answer.
 fn kept(tokens: &[u32]) -> Deal {
     let mut deal = Deal::new(tokens, CHUNK);
-    deal.terms.reuse = Reuse::All;
+    Reuse::All.set(&mut deal.terms);
     deal.terms.keep = true;
     deal
 }

@@ -9,11 +9,11 @@ use tandem_engine::fake::{Call, FakeConfig};
 use tandem_handoff::Section;
 use tandem_handoff::frame::Kind;
 use tandem_node::Limits;
-use tandem_proto::{PrefillEvent, Reuse, Role};
+use tandem_proto::{PrefillEvent, Role};
 use tokio::task::JoinHandle;
 
 use super::cluster::{
-    Answer, Calls, Deal, Outcome, Setup, TestNode, finish, limits, prefill_end, prompt,
+    Answer, Calls, Deal, Outcome, Reuse, Setup, TestNode, finish, limits, prefill_end, prompt,
 };
 use super::proxy::{Fault, Proxy};
 
@@ -37,7 +37,7 @@ impl Plan {
     pub fn new(config: &FakeConfig, limits: Limits) -> Self {
         let chunk = config.microbatch_tokens;
         let mut deal = Deal::new(&prompt(chunk * 4 + 3), chunk);
-        deal.terms.reuse = Reuse::Off;
+        Reuse::Off.set(&mut deal.terms);
         Self {
             sending: config.clone(),
             receiving: config.clone(),

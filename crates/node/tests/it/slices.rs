@@ -9,10 +9,10 @@ use tandem_handoff::frame::Kind;
 use tandem_handoff::limits::TARGET_BLOCK_BYTES;
 use tandem_handoff::{LayerKind, LayerSpec, Section};
 use tandem_node::limits::SLICE_BYTES;
-use tandem_proto::{CodecChoice, GenerateEvent, PrefillMode, Reuse, Role};
+use tandem_proto::{CodecChoice, GenerateEvent, PrefillMode, Role};
 
 use super::cluster::{
-    Calls, Deal, Events, PATIENCE, Setup, TestNode, eventually, finish, opened, prompt,
+    Calls, Deal, Events, PATIENCE, Reuse, Setup, TestNode, eventually, finish, opened, prompt,
 };
 use super::kills::Brake;
 use super::proxy::Proxy;
@@ -94,7 +94,7 @@ async fn a_request_does_not_wait_for_all_that_has_come() {
     let handoff = |id: &str| {
         let mut deal = Deal::new(&prompt(rows + 1), CHUNK);
         deal.id = id.into();
-        deal.terms.reuse = Reuse::Off;
+        Reuse::Off.set(&mut deal.terms);
         deal.terms.codec = CodecChoice::Raw;
         deal.via = Some(proxy.port);
         deal
@@ -102,6 +102,7 @@ async fn a_request_does_not_wait_for_all_that_has_come() {
     // An answer of one token, for which nothing has to be computed before.
     let token = |id: &str| {
         let mut deal = Deal::new(&prompt(1), CHUNK);
+        Reuse::Off.set(&mut deal.terms);
         deal.id = id.into();
         deal.max_tokens = 1;
         deal
@@ -169,7 +170,7 @@ async fn a_prefill_gets_its_turn_though_kv_goes_on_coming() {
     let prefill = Setup::new(Role::Prefill, &config).start().await;
     let decode = Setup::new(Role::Both, &gated).start().await;
     let mut deal = Deal::new(&prompt(rows + 1), CHUNK);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     deal.terms.codec = CodecChoice::Raw;
     let (mut answers, ticket) = deal.open(&decode).await;
     let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
@@ -177,7 +178,7 @@ async fn a_prefill_gets_its_turn_though_kv_goes_on_coming() {
     let mut other = Deal::new(&prompt(CHUNK + 1), CHUNK);
     other.id = "other".into();
     other.max_tokens = 1;
-    other.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut other.terms);
     let request = other.generate(PrefillMode::Local);
     let mut events = decode.generate(&request).await.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -217,7 +218,7 @@ async fn a_receipt_does_not_wait_for_the_chunk_of_another_prompt() {
         let deals = [2, 9].map(|chunks| {
             let mut deal = Deal::new(&prompt(chunks * CHUNK + 1), CHUNK);
             deal.id = format!("req-{chunks}");
-            deal.terms.reuse = Reuse::Off;
+            Reuse::Off.set(&mut deal.terms);
             deal
         });
         let mut going = Vec::new();
@@ -288,6 +289,7 @@ async fn busy(role: Role, config: &FakeConfig) -> Busy {
     let node = Setup::new(role, &gated).start().await;
     // It goes on for as long as it is needed.
     let mut running = Deal::new(&prompt(8), config.microbatch_tokens);
+    Reuse::Off.set(&mut running.terms);
     running.id = "running".into();
     running.max_tokens = 50;
     let expected = running.expected(config).await;
@@ -305,12 +307,16 @@ async fn busy(role: Role, config: &FakeConfig) -> Busy {
     }
 }
 
-/// The window of a local prefill is copied out and put back, and copied out again with the answer.
+/// The window is copied out with the answer, at once where no more sequences stay in the cache.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_running_generation_gets_its_turn_while_a_window_is_settled_and_kept() {
-    let config = windowed();
+async fn a_running_generation_gets_its_turn_while_a_window_is_kept() {
+    let config = FakeConfig {
+        cached: 1,
+        ..windowed()
+    };
     let mut busy = busy(Role::Decode, &config).await;
     let mut deal = Deal::new(&prompt(CHUNK + 1), CHUNK);
+    Reuse::All.set(&mut deal.terms);
     deal.terms.keep = true;
     deal.max_tokens = 2;
     let request = deal.generate(PrefillMode::Local);
@@ -322,8 +328,8 @@ async fn a_running_generation_gets_its_turn_while_a_window_is_settled_and_kept()
     assert_eq!(answer.tokens, deal.expected(&config).await);
     assert_eq!(first.tokens, busy.expected);
     busy.node.until("kept", |s| s.snapshots == 1).await;
-    // 20 MiB out by the blocks of 8 MiB at most, back by slices of 16 MiB, and out again.
-    assert_eq!(window_slices(&busy.calls), (6, 2));
+    // 20 MiB by the blocks of 8 MiB at most.
+    assert_eq!(window_slices(&busy.calls), (3, 0));
     busy.node.clean().await;
 }
 
@@ -378,7 +384,7 @@ async fn what_comes_in_and_what_goes_out_take_turns() {
     let handoff = |id: &str| {
         let mut deal = Deal::new(&prompt(rows + 1), CHUNK);
         deal.id = id.into();
-        deal.terms.reuse = Reuse::Off;
+        Reuse::Off.set(&mut deal.terms);
         deal.terms.codec = CodecChoice::Raw;
         deal
     };
@@ -468,7 +474,8 @@ async fn go_out(config: &FakeConfig) -> Calls {
 async fn go_out_of(config: &FakeConfig, tokens: u32) -> Calls {
     let mut busy = busy(Role::Both, config).await;
     let decode = Setup::new(Role::Decode, config).start().await;
-    let deal = Deal::new(&prompt(tokens), CHUNK);
+    let mut deal = Deal::new(&prompt(tokens), CHUNK);
+    Reuse::All.set(&mut deal.terms);
     let (mut answers, ticket) = deal.open(&decode).await;
     let mut sending = busy.node.prefill(&deal.prefill(&ticket)).await.unwrap();
     busy.calls.take();
@@ -503,7 +510,7 @@ async fn a_window_does_not_wait_for_the_last_chunk() {
     let decode = Setup::new(Role::Decode, &config).start().await;
     let proxy = Proxy::to(decode.port).await;
     let mut deal = Deal::new(&prompt(4 * 16 + 1), 16);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     deal.via = Some(proxy.port);
     let (mut answers, ticket) = deal.open(&decode).await;
     let mut sending = prefill.prefill(&deal.prefill(&ticket)).await.unwrap();
@@ -599,7 +606,7 @@ async fn come_in(config: &FakeConfig, incoming: &Incoming) -> Vec<u64> {
     let proxy = Proxy::to(decode.port).await;
 
     let mut deal = Deal::new(&prompt(incoming.rows.next_multiple_of(CHUNK) + 1), CHUNK);
-    deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut deal.terms);
     // Bytes on the wire are counted.
     deal.terms.codec = CodecChoice::Raw;
     deal.via = Some(proxy.port);

@@ -9,11 +9,11 @@ use tandem_handoff::limits::CREDIT_BYTES;
 use tandem_handoff::{LayerKind, LayerSpec};
 use tandem_node::Limits;
 use tandem_node::limits::{STAGING_UNIT, STAGING_UNITS};
-use tandem_proto::{CodecChoice, GenerateEvent, HandoffStatus, PrefillEvent, Reuse, Role};
+use tandem_proto::{CodecChoice, GenerateEvent, HandoffStatus, PrefillEvent, Role};
 
 use super::cluster::{
-    Answer, Calls, Deal, Events, PATIENCE, SHORT, Setup, TestNode, endless, eventually, finish,
-    prefill_end, prompt,
+    Answer, Calls, Deal, Events, PATIENCE, Reuse, SHORT, Setup, TestNode, endless, eventually,
+    finish, prefill_end, prompt,
 };
 use super::kills::{Brake, held};
 use super::proxy::Fault;
@@ -188,7 +188,7 @@ async fn what_is_computed_behind_the_commit_is_kept() {
         let change = |plan: &mut Plan| {
             plan.limits.receipt = SHORT;
             plan.deal.tokens = prompt(64 * 2 + 1);
-            plan.deal.terms.reuse = Reuse::All;
+            Reuse::All.set(&mut plan.deal.terms);
         };
         let mut held = BehindTheLastLayer::new(&config, &[], change).await;
         let answer = finish(&mut held.answer).await;
@@ -347,7 +347,7 @@ async fn several_blocks_of_a_step_leave_at_the_same_time() {
             let config = large(kinds);
             let mut plan = Plan::new(&config, endless());
             plan.deal = Deal::new(&prompt(128 * 2 + 1), 128);
-            plan.deal.terms.reuse = Reuse::Off;
+            Reuse::Off.set(&mut plan.deal.terms);
             plan.deal.terms.codec = codec;
             // Before the third layer of the second chunk.
             let brake = Brake::on(&mut plan.sending, CallKind::Give, 6);
@@ -477,7 +477,7 @@ fn large_steps(limits: Limits) -> Plan {
     };
     let mut plan = Plan::new(&config, limits);
     plan.deal = Deal::new(&prompt(STEP * 2 + 1), STEP);
-    plan.deal.terms.reuse = Reuse::Off;
+    Reuse::Off.set(&mut plan.deal.terms);
     plan.deal.terms.codec = CodecChoice::Raw;
     plan
 }
@@ -492,7 +492,7 @@ async fn take_half(decode: &TestNode, config: &FakeConfig) -> Holding {
     while decode.handoffs().await.staging_bytes + CREDIT_BYTES < half {
         let mut deal = Deal::new(&prompt(65), config.prefill_tokens);
         deal.id = format!("silent-{}", holding.len());
-        deal.terms.reuse = Reuse::Off;
+        Reuse::Off.set(&mut deal.terms);
         let (events, ticket) = deal.open(decode).await;
         let handoff = Handoff::dial(config, &deal, &ticket).await;
         holding.push((events, handoff.expect("a place")));
@@ -726,7 +726,7 @@ async fn a_node_that_dies_in_the_middle_of_a_step_costs_time_and_not_the_answer(
 async fn a_conversation_goes_on_with_streamed_blocks() {
     for config in models() {
         let mut plan = Plan::new(&config, super::cluster::limits());
-        plan.deal.terms.reuse = Reuse::All;
+        Reuse::All.set(&mut plan.deal.terms);
         plan.deal.terms.keep = true;
         let rig = plan.start().await;
         let first = rig.run(&[]).await;
