@@ -25,16 +25,20 @@ fn load(model: &str) -> LlamaEngine {
     LlamaEngine::load(&nano::path(model), &options).unwrap()
 }
 
+fn count(n: usize) -> u32 {
+    u32::try_from(n).unwrap()
+}
+
 /// Logits of the last token of a prompt that is computed by itself.
 fn alone(engine: &mut LlamaEngine, tokens: &[Token]) -> Vec<f32> {
     let sequence = engine.open().unwrap();
     let (last, body) = tokens.split_last().unwrap();
     for (i, part) in body.chunks(512).enumerate() {
-        engine.prefill(sequence, i as u32 * 512, part).unwrap();
+        engine.prefill(sequence, count(i) * 512, part).unwrap();
     }
     let item = Item {
         logits: true,
-        ..Item::chunk(sequence, body.len() as u32, std::slice::from_ref(last))
+        ..Item::chunk(sequence, count(body.len()), std::slice::from_ref(last))
     };
     let row = engine.evaluate(&[item], None).unwrap().remove(0);
     engine.release(sequence);
@@ -71,7 +75,7 @@ fn together(engine: &mut LlamaEngine, prompts: &[Vec<Token>], common: u32) -> Ve
             let end = prompt.len().min(next[i] + 17 + 5 * i);
             if next[i] < end {
                 let part = &prompt[next[i]..end];
-                let mut item = Item::chunk(places[i], next[i] as u32, part);
+                let mut item = Item::chunk(places[i], count(next[i]), part);
                 item.logits = end == prompt.len();
                 items.push(item);
                 whose.push((i, item.logits));
@@ -106,7 +110,7 @@ fn a_batch_and_a_shared_beginning_change_logits_by_rounding_only() {
             .map(|i| tokenizer.encode(&text(i), false))
             .collect();
         let pairs = prompts[0].iter().zip(&prompts[1]);
-        let common = pairs.take_while(|(a, b)| a == b).count() as u32;
+        let common = count(pairs.take_while(|(a, b)| a == b).count());
         assert!(common > 100, "{common}");
         let expected: Vec<_> = prompts.iter().map(|p| alone(&mut engine, p)).collect();
         let rows = together(&mut engine, &prompts, common);
