@@ -239,7 +239,7 @@ impl Compute for BenchEngine {
         if !items.iter().all(|item| item.logits) {
             return no_model("prefill");
         }
-        check_items(self, FakeTokenizer.len(), items, false)?;
+        check_items(self, FakeTokenizer.len(), items)?;
         for item in items {
             self.held.insert(item.sequence, item.end());
         }

@@ -409,19 +409,19 @@ impl LlamaEngine {
     fn run_watched(
         &mut self,
         batch: &mut LlamaBatch<'_>,
-        tokens: Range<u32>,
+        items: &[Item<'_>],
         give: &mut GiveRows<'_>,
     ) -> Result<(), EngineError> {
         let layers = self.contract.layers.len();
         let (side, mut staging) = (self.rows_are_read, self.staging.take());
-        let (result, seen) = tap::watch(layers, tokens.start, (side, &mut staging), give, || {
-            self.run(batch)
-        });
+        let rows = (items, &mut *give);
+        let (result, seen) = tap::watch(layers, rows, (side, &mut staging), || self.run(batch));
         self.staging = staging;
         result?;
+        let count: usize = items.iter().map(|item| item.tokens.len()).sum();
         let reason = match seen {
-            Ok(end) if end == tokens.end => return Ok(()),
-            Ok(end) => format!("those of tokens {end}..{} were not seen", tokens.end),
+            Ok(end) if end as usize == count => return Ok(()),
+            Ok(end) => format!("those of the tokens {end} to {count} of a call were not seen"),
             Err(reason) => reason,
         };
         let error = format!("rows of llama.cpp while it computes: {reason}");
@@ -828,7 +828,7 @@ impl Compute for LlamaEngine {
         items: &[Item<'_>],
         give: Option<&mut GiveRows<'_>>,
     ) -> Result<Vec<Vec<f32>>, EngineError> {
-        check_items(self, self.vocabulary.len(), items, give.is_some())?;
+        check_items(self, self.vocabulary.len(), items)?;
         for item in items {
             // One that still lacks its window goes on from nothing.
             if !self.slot(item.sequence)?.complete {
@@ -840,9 +840,9 @@ impl Compute for LlamaEngine {
             return Ok(Vec::new());
         }
         let (mut batch, asked) = self.batch(items, tokens)?;
-        let result = match (give.filter(|_| self.by_layer), items) {
-            (Some(give), [item]) => self.run_watched(&mut batch, item.start..item.end(), give),
-            _ => self.run(&mut batch),
+        let result = match give.filter(|_| self.by_layer) {
+            Some(give) => self.run_watched(&mut batch, items, give),
+            None => self.run(&mut batch),
         };
         if let Err(error) = result {
             if error != EngineError::NoRoom {

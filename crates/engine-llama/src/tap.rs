@@ -25,7 +25,7 @@ use llama_cpp_sys_2::{
     ggml_backend_buft_alloc_buffer, ggml_backend_buft_get_device,
     ggml_backend_dev_host_buffer_type, ggml_backend_tensor_get, ggml_tensor, llama_context_params,
 };
-use tandem_engine::{GiveRows, LayerRows};
+use tandem_engine::{GiveRows, Item, LayerRows, Sequence};
 use tandem_handoff::PlaneKind;
 
 /// Where rows are read and given.
@@ -114,9 +114,20 @@ enum To {
     Beside(mpsc::Sender<Written>),
 }
 
+/// Where the tokens of an item are in a batch, of which llama.cpp computes one part after the other
+/// (`llama_batch_allocr::split_simple`, for a cache that all sequences share).
+struct InBatch {
+    sequence: Sequence,
+    /// In the batch.
+    tokens: Range<u32>,
+    /// The position of the first one.
+    position: u32,
+}
+
 /// What is looked for while a batch is computed.
 struct Watch {
-    /// Of each layer, K and V: the first token whose rows have not been seen.
+    items: Arc<[InBatch]>,
+    /// Of each layer, K and V: the first token of the batch whose rows have not been seen.
     next: Vec<[u32; 2]>,
     to: To,
     /// The first node of a layer, which is read with the second.
@@ -151,26 +162,26 @@ pub(crate) fn tapped(mut params: LlamaContextParams) -> LlamaContextParams {
     params
 }
 
-/// Calls `compute`, which evaluates tokens from `start` on with a [`tapped`] context of so many layers, and gives rows
-/// to `give` meanwhile, which must not panic. Gives the end of the tokens whose rows it has seen of all layers; all of
-/// those have been given then.
+/// Calls `compute`, which evaluates the tokens of these items, one item after the other in one batch, with a [`tapped`]
+/// context of so many layers, and gives rows meanwhile, which must not panic. Gives how many tokens there are whose rows
+/// it has seen of all layers; all of those have been given then.
 ///
 /// # Errors
 /// Why rows could not be read; what was computed is of no use then.
 pub(crate) fn watch<R>(
     layers: usize,
-    start: u32,
+    (items, give): (&[Item<'_>], &mut GiveRows<'_>),
     (side, staging): (Side, &mut Option<Staging>),
-    give: &mut GiveRows<'_>,
     compute: impl FnOnce() -> R,
 ) -> (R, Result<u32, String>) {
+    let items = in_batch(items);
     match side {
         Side::Here => {
             // SAFETY: the lifetime alone is changed, and `watch_to` ends the use of the pointer before it returns or
             // unwinds.
             let give =
                 unsafe { std::mem::transmute::<*mut GiveRows<'_>, *mut GiveRows<'static>>(give) };
-            watch_to(To::Here(give), layers, start, compute)
+            watch_to(To::Here(give), layers, items, compute)
         }
         Side::Beside => thread::scope(|scope| {
             let (to, written) = mpsc::channel::<Written>();
@@ -184,19 +195,34 @@ pub(crate) fn watch<R>(
                 // Nobody receives what is sent then, which is a fault.
                 tracing::error!(%error, "no thread to read rows on");
             }
-            watch_to(To::Beside(to), layers, start, compute)
+            watch_to(To::Beside(to), layers, items, compute)
         }),
     }
+}
+
+fn in_batch(items: &[Item<'_>]) -> Arc<[InBatch]> {
+    let mut next = 0;
+    let items = items.iter().map(|item| {
+        let start = next;
+        next += item.end() - item.start;
+        InBatch {
+            sequence: item.sequence,
+            tokens: start..next,
+            position: item.start,
+        }
+    });
+    items.collect()
 }
 
 fn watch_to<R>(
     to: To,
     layers: usize,
-    start: u32,
+    items: Arc<[InBatch]>,
     compute: impl FnOnce() -> R,
 ) -> (R, Result<u32, String>) {
     let watch = Watch {
-        next: vec![[start; 2]; layers],
+        items,
+        next: vec![[0; 2]; layers],
         to,
         first: None,
         lists: Vec::new(),
@@ -212,7 +238,7 @@ fn watch_to<R>(
         Some(Watch {
             fault: Some(fault), ..
         }) => Err(fault),
-        Some(Watch { next, .. }) => Ok(next.into_iter().flatten().min().unwrap_or(start)),
+        Some(Watch { next, .. }) => Ok(next.into_iter().flatten().min().unwrap_or(0)),
     };
     (result, seen)
 }
@@ -292,13 +318,13 @@ impl Node {
 /// A list of cells that nodes of a graph have in common.
 struct Cells {
     list: *const ggml_tensor,
-    /// The first token: a graph of later ones may have its lists where this one had them.
+    /// The first token of the batch: a graph of later ones may have its lists where this one had them.
     start: u32,
     cells: Arc<[i64]>,
 }
 
 impl Watch {
-    /// The first token whose rows a node writes.
+    /// The first token of the batch whose rows a node writes.
     fn start(&self, node: Node) -> u32 {
         let next = self.next.get(node.layer as usize);
         next.map_or(0, |next| next[usize::from(node.kind == PlaneKind::Value)])
@@ -357,6 +383,7 @@ impl Watch {
             kind,
             tokens,
             cells: Arc::clone(cells),
+            items: Arc::clone(&self.items),
         };
         match &self.to {
             // SAFETY: what `give` points to outlives the watch, which has the only reference to it.
@@ -377,8 +404,10 @@ struct Written {
     tensor: ggml_tensor,
     layer: u32,
     kind: PlaneKind,
+    /// In the batch.
     tokens: Range<u32>,
     cells: Arc<[i64]>,
+    items: Arc<[InBatch]>,
 }
 
 // SAFETY: the pointers of a tensor are read by `ggml_backend_tensor_get` alone, which any thread may call while another
@@ -410,19 +439,32 @@ impl Written {
         });
     }
 
+    /// Gives those of each item; `read` takes tokens of the batch.
     fn give_by(&self, give: &mut GiveRows<'_>, read: &dyn Fn(Range<u32>, &mut Vec<u8>)) {
-        let tokens = &self.tokens;
-        give(&LayerRows {
-            layer: self.layer,
-            kind: self.kind,
-            tokens: tokens.clone(),
-            read: &|wanted, out| {
-                let wanted = wanted.start.max(tokens.start)..wanted.end.min(tokens.end);
-                if !wanted.is_empty() {
-                    read(wanted, out);
-                }
-            },
-        });
+        for item in self.items.iter() {
+            let (first, end) = (
+                item.tokens.start.max(self.tokens.start),
+                item.tokens.end.min(self.tokens.end),
+            );
+            if first >= end {
+                continue;
+            }
+            let position = |at: u32| at - item.tokens.start + item.position;
+            let tokens = position(first)..position(end);
+            give(&LayerRows {
+                sequence: item.sequence,
+                layer: self.layer,
+                kind: self.kind,
+                tokens: tokens.clone(),
+                read: &|wanted, out| {
+                    let wanted = wanted.start.max(tokens.start)..wanted.end.min(tokens.end);
+                    if !wanted.is_empty() {
+                        let at = |position: u32| position - item.position + item.tokens.start;
+                        read(at(wanted.start)..at(wanted.end), out);
+                    }
+                },
+            });
+        }
     }
 
     /// Appends the rows of some tokens from the cache.

@@ -66,6 +66,8 @@ impl DecodeStep {
 
 /// K or V of one layer, as soon as it has been computed.
 pub struct LayerRows<'a> {
+    /// The sequence of their item.
+    pub sequence: Sequence,
     /// The layer.
     pub layer: u32,
     /// K or V.
@@ -110,13 +112,12 @@ pub trait Compute: KvCache {
     /// the batch, and with it the rounding.
     ///
     /// With `give`, an engine that [gives layers](Compute::gives_layers) gives K and V of each layer while the next ones are
-    /// computed: those of a layer for the tokens in order, perhaps in several parts, and the same rows that
+    /// computed: those of a layer and an item for the tokens in order, perhaps in several parts, and the same rows that
     /// [`KvCache::export`] would. `give` must not panic. It is not called any more when this returns.
     ///
     /// # Errors
     /// [`EngineError::Refused`], and nothing changes, if a `start` is not what is held, a sequence comes twice, a token is not
-    /// in the vocabulary, the tokens are more than [`Capacity::call_tokens`](crate::Capacity::call_tokens) together, or one of several items is to be
-    /// given. [`EngineError::Failed`] if the engine fails or rows could not be given: what has
+    /// in the vocabulary, or the tokens are more than [`Capacity::call_tokens`](crate::Capacity::call_tokens) together. [`EngineError::Failed`] if the engine fails or rows could not be given: what has
     /// been given is of no use then, but for [final rows](Compute::gives_final_rows), and the sequences are empty or as they were
     /// ([`KvCache::held`] tells).
     fn evaluate(
@@ -191,7 +192,6 @@ pub fn check_items(
     cache: &(impl KvCache + ?Sized),
     vocabulary: u32,
     items: &[Item<'_>],
-    gives: bool,
 ) -> Result<(), EngineError> {
     let refused = |reason: String| Err(EngineError::Refused(reason));
     let capacity = cache.capacity();
@@ -230,9 +230,6 @@ pub fn check_items(
             "{tokens} tokens in a call of at most {}",
             capacity.call_tokens()
         ));
-    }
-    if gives && items.len() != 1 {
-        return refused(format!("rows of {} items are to be given", items.len()));
     }
     Ok(())
 }

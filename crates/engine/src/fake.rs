@@ -430,6 +430,7 @@ impl FakeEngine {
                 }
             };
             give(&LayerRows {
+                sequence,
                 layer,
                 kind,
                 tokens: tokens.clone(),
@@ -556,7 +557,7 @@ impl Compute for FakeEngine {
     ) -> Result<Vec<Vec<f32>>, EngineError> {
         self.enter_items(items)?;
         let vocabulary = self.tokenizer.len();
-        check_items(self, vocabulary, items, give.is_some())?;
+        check_items(self, vocabulary, items)?;
         self.check_room(items.iter().map(|item| item.tokens.len()).sum())?;
         let mut rows = Vec::new();
         for item in items {

@@ -158,6 +158,7 @@ impl PacedEngine {
                     extend(&self.pattern, at, wanted.len() * row, out);
                 };
                 give(&LayerRows {
+                    sequence: item.sequence,
                     layer,
                     kind,
                     tokens: start..end,
@@ -407,9 +408,8 @@ impl Compute for PacedEngine {
         items: &[Item<'_>],
         mut give: Option<&mut GiveRows<'_>>,
     ) -> Result<Vec<Vec<f32>>, EngineError> {
-        check_items(self, self.tokenizer.len(), items, give.is_some())?;
-        let gives = give.is_some();
-        let is_step = |item: &&Item<'_>| !gives && item.logits && item.tokens.len() == 1;
+        check_items(self, self.tokenizer.len(), items)?;
+        let is_step = |item: &&Item<'_>| item.logits && item.tokens.len() == 1;
         for item in items.iter().filter(|item| !is_step(item)) {
             match &mut give {
                 Some(give) => self.play_chunk(item, *give),

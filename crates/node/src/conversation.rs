@@ -150,6 +150,12 @@ async fn store(
     }
 }
 
+/// Whom a request shares KV with in the engine; `None`: nobody.
+#[must_use]
+pub fn shared_by(terms: &HandoffTerms) -> Option<Arc<str>> {
+    (terms.reuse && !terms.reproducible).then(|| terms.salt.as_str().into())
+}
+
 /// Puts pages of this node into a sequence, and passes them on to whoever sends them.
 pub async fn seed(
     model: Arc<Model>,

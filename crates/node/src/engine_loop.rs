@@ -1,7 +1,7 @@
 //! The engine thread of one model.
 //!
-//! One loop: take commands, take in a slice of KV, copy a slice out or compute at most one chunk of one prefill, decode
-//! one token of every generating sequence. What comes in and what else there is take turns where somebody waits for a
+//! One loop: take commands, take in a slice of KV, then copy a slice out or evaluate in one call the next token of every
+//! answer and parts of prompts. What comes in and what else there is take turns where somebody waits for a
 //! token, so running generations wait for at most one slice of KV, or one chunk with its rows or the first slice of
 //! them; and a request that nobody waits for stops within one step. Where a comparison fails, pages are forgotten in
 //! between.
@@ -9,15 +9,16 @@
 //! - `sequences`: what is known of each request, and what can be done for it next;
 //! - `import`: taking KV in, and what is done when it does not come or does not fit;
 //! - `beginnings`: rows that sequences share;
-//! - `batch`: one token of each answer and parts of prompts in one call; `steps`: chunks that are computed by themselves,
-//!   and what follows from a token;
+//! - `batch`: one token of each answer and parts of prompts in one call; `steps`: what follows from a token;
 //! - `export`: handing KV out, layer by layer while it is computed where the engine gives it so, and windows back;
+//! - `retire`: handing the KV of a request out that has ended;
 //! - `turns`: who comes next between two tokens.
 
 mod batch;
 mod beginnings;
 mod export;
 mod import;
+mod retire;
 mod sequences;
 mod slices;
 mod steps;
@@ -31,20 +32,22 @@ use std::time::Instant;
 
 use tandem_engine::constraint::ConstraintError;
 use tandem_engine::generation::GenerationError;
-use tandem_engine::{EngineError, KvEngine, Sequence, Token};
+use tandem_engine::{EngineError, KvEngine, Sequence};
 use tandem_proto::{ErrorCode, GenerateEvent, NodeError, PrefillSummary, SequenceStatus};
 
 use self::batch::Pace;
 use self::beginnings::Beginnings;
 use self::sequences::{
-    ActiveSequence, Apply, Export, ExportStage, Generating, ReceiptState, Stage, Work,
+    ActiveSequence, Apply, Export, Generating, Reading, ReceiptState, Stage, Work,
 };
 use self::slices::{CopyOut, Taking};
 use self::turns::{Turn, Turns};
 use crate::busy::Busy;
 use crate::limits::{IDLE_TICK, Limits};
 use crate::measured::Measured;
-use crate::sequence::{Admission, Command, GenerateSequence, PrefillSequence, SequenceId, Source};
+use crate::sequence::{
+    Admission, Command, GenerateSequence, PrefillSequence, SequenceId, SequencePrompt, Source,
+};
 
 /// Owns the engine and every sequence of one model.
 pub struct EngineLoop {
@@ -57,10 +60,8 @@ pub struct EngineLoop {
     turns: Turns,
     beginnings: Beginnings,
     pace: Pace,
-    /// The last step read no prompts beside answers.
-    by_itself: bool,
-    /// The sequence that computed the last chunk, for taking turns.
-    last_prefill: SequenceId,
+    /// The last step handed out what has ended.
+    has_retired: bool,
     stopping: bool,
     /// Counts, for [`crate::model::Model::hangs`].
     steps: Arc<AtomicU64>,
@@ -93,8 +94,7 @@ impl EngineLoop {
             turns: Turns::default(),
             beginnings: Beginnings::default(),
             pace: Pace::default(),
-            by_itself: false,
-            last_prefill: SequenceId(0),
+            has_retired: false,
             stopping: false,
             steps,
             unpaged,
@@ -114,10 +114,9 @@ impl EngineLoop {
             self.end_abandoned();
             self.begin_waiting();
             let is_waited_for = self.sequences.values().any(ActiveSequence::can_decode);
-            let has_others = self
-                .sequences
-                .values()
-                .any(|j| j.can_copy() || j.can_prefill() || j.can_read());
+            let all = &mut self.sequences.values();
+            let has_others = all.any(|j| j.can_copy() || j.can_read());
+            let has_others = has_others || self.can_retire();
             let has_blocks = !self.applies.is_empty();
             let turn = self.turns.next(is_waited_for, has_blocks, has_others);
             let come = match turn {
@@ -143,15 +142,14 @@ impl EngineLoop {
         }
     }
 
-    /// Copies a slice, or computes a chunk by itself; true if no prompts are read beside answers in this step.
+    /// Copies a slice of rows; true if no prompts are read beside answers in this step.
     fn other_step(&mut self) -> bool {
         // KV is soon copied, and somebody waits for it to go on.
         if self.copy_step() {
             return true;
         }
-        let can_read = self.sequences.values().any(ActiveSequence::can_read);
-        self.by_itself = !(can_read && self.by_itself) && self.prefill_step();
-        self.by_itself
+        self.has_retired = !self.has_retired && self.retire_step();
+        self.has_retired
     }
 
     fn busy(&self) -> MutexGuard<'_, Busy> {
@@ -161,10 +159,11 @@ impl EngineLoop {
     /// True if a step would do something.
     fn is_busy(&self) -> bool {
         !self.applies.is_empty()
+            || self.can_retire()
             || self
                 .sequences
                 .values()
-                .any(|j| j.can_prefill() || j.can_read() || j.can_copy() || j.can_decode())
+                .any(|j| j.can_read() || j.can_copy() || j.can_decode())
     }
 
     fn take_commands(&mut self) {
@@ -197,12 +196,14 @@ impl EngineLoop {
                 taking: Taking::new(block),
                 reply,
             }),
+            Command::BeginReceiving(id, reply) => self.begin_receiving(id, reply),
+            Command::There(id, tokens) => self.has_there(id, tokens),
             Command::Seeded(id, exact) => self.seeded(id, exact),
             Command::Cached(id, tokens) => self.has_pages(id, tokens),
             Command::Committed(id, handed) => self.committed(id, &handed),
             Command::Receipt(id, told) => self.receipt(id, told),
             Command::HandoffFailed(id, lost) => self.fall_back(id, lost),
-            Command::Cancel(id) => self.cancel(id),
+            Command::Cancel(id) => self.end(id),
             Command::Status(reply) => {
                 let _ = reply.send(self.status());
             }
@@ -213,24 +214,22 @@ impl EngineLoop {
 
     fn status(&self) -> Vec<SequenceStatus> {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        // One whose request has ended is in nobody's way.
         let all = self.sequences.values();
-        all.filter(|sequence| sequence.admission.is_some())
-            .map(|sequence| SequenceStatus {
-                request: sequence.request.clone(),
-                phase: sequence.phase(),
-                prompt_tokens: count(sequence.tokens.len()),
-                held_tokens: self.engine.held(sequence.place),
-                generated_tokens: match &sequence.work {
-                    Work::Export(_) | Work::Retire { .. } => 0,
-                    Work::Generate(g) => count(g.generation.generated().len()),
-                },
-            })
-            .collect()
+        all.map(|sequence| SequenceStatus {
+            request: sequence.request.clone(),
+            phase: sequence.phase(),
+            prompt_tokens: count(sequence.tokens.len()),
+            held_tokens: self.engine.held(sequence.place),
+            generated_tokens: match &sequence.work {
+                Work::Export(_) => 0,
+                Work::Generate(g) => count(g.generation.generated().len()),
+            },
+        })
+        .collect()
     }
 
     fn start_generate(&mut self, admission: Admission, sequence: GenerateSequence) {
-        if sequence.reproducible {
+        if sequence.prompt.reproducible {
             self.clear_for_reproducible();
         }
         let engine = self.engine.as_mut();
@@ -251,8 +250,7 @@ impl EngineLoop {
             ReceiptState::Settled
         };
         let work = Work::Generate(Box::new(Generating {
-            stage: Stage::Receiving,
-            pages: sequence.pages,
+            stage: Stage::Prompt,
             generation: sequence.generation,
             events: sequence.events,
             summary: PrefillSummary::default(),
@@ -264,19 +262,7 @@ impl EngineLoop {
             retire: sequence.retire,
             stalled: None,
         }));
-        let id = admission.sequence;
-        self.add(
-            admission,
-            sequence.request,
-            place,
-            sequence.tokens,
-            sequence.chunk,
-            work,
-        );
-        if let Some(added) = self.sequences.get_mut(&id) {
-            added.salt = sequence.salt;
-            added.reproducible = sequence.reproducible;
-        }
+        let id = self.add(admission, sequence.prompt, place, work);
         if is_here {
             self.begin(id);
         }
@@ -284,92 +270,71 @@ impl EngineLoop {
     }
 
     fn start_prefill(&mut self, admission: Admission, sequence: PrefillSequence) {
-        if sequence.reproducible {
+        if sequence.prompt.reproducible {
             self.clear_for_reproducible();
         }
         let engine = self.engine.as_mut();
         let Ok(place) = self.beginnings.with_room(engine, None, |e| e.open()) else {
             // The pump sees its channel closed and says that the prefill ended early.
-            tracing::error!(request = %sequence.request, "no sequence for an admitted prefill");
+            tracing::error!(request = %sequence.prompt.request, "no sequence for an admitted prefill");
             return;
         };
-        let stage = if sequence.seeded {
-            ExportStage::Seeding
-        } else {
-            ExportStage::Prefilling(0)
-        };
-        let kv_end = u32::try_from(sequence.tokens.len()).unwrap_or(u32::MAX) - 1;
+        let kv_end = u32::try_from(sequence.prompt.tokens.len()).unwrap_or(u32::MAX) - 1;
         let work = Work::Export(Box::new(Export {
-            stage,
+            out: None,
+            end: 0,
+            there: None,
             window: CopyOut::of(self.engine.contract(), kv_end),
             chunks: sequence.chunks,
             begun: None,
             by_layer: sequence.by_layer && self.engine.gives_layers(),
             hand_back: sequence.hand_back,
         }));
-        let id = admission.sequence;
-        self.add(
-            admission,
-            sequence.request,
-            place,
-            sequence.tokens,
-            sequence.chunk,
-            work,
-        );
-        if let Some(added) = self.sequences.get_mut(&id) {
-            added.reproducible = sequence.reproducible;
-        }
+        let id = self.add(admission, sequence.prompt, place, work);
+        self.begin(id);
     }
 
     fn add(
         &mut self,
         admission: Admission,
-        request: String,
+        prompt: SequencePrompt,
         place: Sequence,
-        tokens: Vec<Token>,
-        chunk: u32,
         work: Work,
-    ) {
+    ) -> SequenceId {
         let id = admission.sequence;
         let sequence = ActiveSequence {
-            request,
+            request: prompt.request,
             place,
-            tokens,
-            chunk,
+            tokens: prompt.tokens,
+            chunk: prompt.chunk,
             prefill_ms: 0.0,
             computed_tokens: 0,
+            reading: Reading::Receiving,
             work,
-            salt: None,
-            reproducible: false,
+            pages: prompt.pages,
+            salt: prompt.salt,
+            reproducible: prompt.reproducible,
             cuts: Vec::new(),
             is_doubtful: false,
-            admission: Some(admission),
+            admission,
         };
         self.sequences.insert(id, sequence);
+        id
     }
 
     /// A prompt of one token has nothing to prefill.
     fn finish_empty_prefill(&mut self, id: SequenceId) {
         if let Some(sequence) = self.sequences.get_mut(&id)
             && sequence.kv_end() == 0
-            && let Work::Generate(g) = &mut sequence.work
+            && !matches!(sequence.reading, Reading::Complete)
         {
-            g.start_decoding(sequence.tokens[0], 0);
-        }
-    }
-
-    /// Nobody waits for the answer any more. One that is complete hands out its KV all the same,
-    /// for as long as somebody takes it.
-    fn cancel(&mut self, id: SequenceId) {
-        let is_retired = |sequence: &ActiveSequence| matches!(sequence.work, Work::Retire { .. });
-        if !self.sequences.get(&id).is_some_and(is_retired) {
-            self.end(id);
+            sequence.complete();
         }
     }
 
     fn end(&mut self, id: SequenceId) {
         if let Some(sequence) = self.sequences.remove(&id) {
-            self.leave(id, sequence, None);
+            self.leave(sequence, None);
         }
     }
 

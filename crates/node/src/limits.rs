@@ -94,6 +94,8 @@ pub const OLDEST_EVERY: u32 = 4;
 pub const MIN_SHARED: u32 = 32;
 /// Bytes of the windows that are kept where prompts part.
 pub const WINDOW_BYTES: u64 = 512 << 20;
+/// How many those are at most.
+pub const MAX_WINDOWS: usize = 64;
 /// Between two looks whether a node that drains is idle.
 pub const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// Looks at an engine within [`Limits::engine_step`].

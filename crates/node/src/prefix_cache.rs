@@ -153,6 +153,12 @@ impl Keep {
         self.reuse
     }
 
+    /// True if it shares rows in the engine.
+    #[must_use]
+    pub const fn shares(&self) -> bool {
+        self.reuse && !self.reproducible
+    }
+
     /// True if the answer is kept.
     #[must_use]
     pub const fn keeps_answer(&self) -> bool {

@@ -48,22 +48,37 @@ pub enum Origin {
     Pages,
 }
 
-/// A request to generate.
-pub struct GenerateSequence {
+/// What is to be read of a request.
+pub struct SequencePrompt {
     /// Id of the request.
     pub request: String,
     /// All tokens of the prompt, at least one.
     pub tokens: Vec<Token>,
-    /// Tokens per chunk of a local prefill.
+    /// Tokens per chunk of a prefill.
     pub chunk: u32,
-    /// Where KV comes from.
-    pub source: Source,
     /// Pages of this node.
     pub pages: Option<PagesHere>,
     /// What it shares KV with: sequences of the same salt. `None`: with nobody.
     pub salt: Option<Arc<str>>,
     /// True if it runs alone, and its prompt is computed in fixed shapes.
     pub reproducible: bool,
+}
+
+impl std::fmt::Debug for SequencePrompt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SequencePrompt")
+            .field("request", &self.request)
+            .field("n_tokens", &self.tokens.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A request to generate.
+pub struct GenerateSequence {
+    /// What it reads.
+    pub prompt: SequencePrompt,
+    /// Where KV comes from.
+    pub source: Source,
     /// How the ends of a handoff are compared.
     pub parity: Parity,
     /// Where pages of the prompt are, to be forgotten if it turns out that they are wrong.
@@ -79,8 +94,7 @@ pub struct GenerateSequence {
 impl std::fmt::Debug for GenerateSequence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("GenerateSequence")
-            .field("request", &self.request)
-            .field("n_tokens", &self.tokens.len())
+            .field("prompt", &self.prompt)
             .field("source", &self.source)
             .finish_non_exhaustive()
     }
@@ -184,32 +198,16 @@ pub struct Retired {
 }
 
 /// A request to compute KV for another node.
+#[derive(Debug)]
 pub struct PrefillSequence {
-    /// Id of the request.
-    pub request: String,
-    /// All tokens of the prompt, at least two.
-    pub tokens: Vec<Token>,
-    /// Tokens per chunk.
-    pub chunk: u32,
+    /// What it reads, at least two tokens.
+    pub prompt: SequencePrompt,
     /// True if layers are sent while the next ones are computed, where the engine gives them.
     pub by_layer: bool,
-    /// True if it runs alone.
-    pub reproducible: bool,
-    /// True if pages of this node come first.
-    pub seeded: bool,
     /// Permission for the decode node to hand the KV of its answer back, for the receipt.
     pub hand_back: Option<ReturnTicket>,
     /// Where computed chunks go; closed when the handoff has ended.
     pub chunks: mpsc::Sender<Input>,
-}
-
-impl std::fmt::Debug for PrefillSequence {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PrefillSequence")
-            .field("request", &self.request)
-            .field("n_tokens", &self.tokens.len())
-            .finish_non_exhaustive()
-    }
 }
 
 /// A block of the chunk that is being computed.
@@ -290,6 +288,10 @@ pub enum Command {
         Arc<KvBlock>,
         oneshot::Sender<Result<(), String>>,
     ),
+    /// A handoff begins: the sequence begins with what is here of its prompt. Told is up to which token, a page boundary.
+    BeginReceiving(SequenceId, oneshot::Sender<u32>),
+    /// The node that KV is computed for has the tokens before this one.
+    There(SequenceId, u32),
     /// All pages of this node that the sequence can use have been applied; true if what is computed behind them must be what it is
     /// without them, to the bit.
     Seeded(SequenceId, bool),

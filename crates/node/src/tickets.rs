@@ -124,6 +124,14 @@ impl Permitted {
         }
     }
 
+    /// Begins with what the engine has of the prompt; gives the end of those tokens, a page boundary.
+    pub async fn begin(&self) -> u32 {
+        let (reply, shared) = oneshot::channel();
+        self.deliver(|sequence| Command::BeginReceiving(sequence, reply))
+            .await;
+        shared.await.unwrap_or(0)
+    }
+
     /// Pages of this node cover the first `tokens` tokens, or will when the next block is applied.
     pub async fn cached(&self, tokens: u32) {
         self.deliver(|sequence| Command::Cached(sequence, tokens))

@@ -14,9 +14,6 @@ pub const BLOCKS_PER_REQUEST: usize = 16;
 /// Requests that count for as much at most, however much of a prompt a node has seen: else all that share a beginning
 /// would go to the first node that had it, and others would have nothing to do.
 pub const MAX_SEEN_REQUESTS: usize = 2;
-/// Blocks that another request's prefill is computing, and that are new to its node, for which a request waits until it
-/// has: 2 KiB, about a chunk.
-pub const FOLLOW_BLOCKS: usize = 4;
 /// A decode node that lacks this many times less of a prompt than the prefill node computes it itself. A DGX Spark
 /// prefills 8,192 tokens of Llama 3.1 8B in 1.47 s, a Mac Studio with an M3 Ultra in 5.57 s (EXO Labs,
 /// <https://blog.exolabs.net/nvidia-dgx-spark/>).

@@ -2,10 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::event::{Action, Event, Failure, Rejection, Route};
-use crate::limits::{
-    FOLLOW_BLOCKS, MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_MISSES, MAX_QUEUED, MAX_UNREACHED,
-};
+use crate::event::{Action, Event, Failure, Rejection};
+use crate::limits::{MAX_ATTEMPTS, MAX_BUSY_RETRIES, MAX_MISSES, MAX_QUEUED, MAX_UNREACHED};
 use crate::pin::{self, Pin};
 use crate::placement::Placement;
 use crate::prefix::Prefixes;
@@ -236,29 +234,21 @@ impl Scheduler {
                 running.seeing.retain(|seeing| *seeing == running.decode);
                 return;
             }
-            // Those that have waited for it go where it is.
-            let (model, prefix) = (running.model, &running.waiting.prefix);
-            self.prefixes.learn(model, prefix, &running.seeing);
-            for waiting in &mut self.models[model].queue {
-                if waiting.common(prefix) > 0 {
-                    waiting.seen = self.prefixes.seen(model, &waiting.prefix);
-                }
-            }
+            let (model, prefix) = (running.model, running.waiting.prefix.clone());
+            self.prefixes.learn(model, &prefix, &running.seeing);
+            self.see_again(&[(model, prefix)]);
         }
     }
 
-    /// True if a prefill that is going on computes much of this prompt that its node has not had: a beginning that several
-    /// share is computed, and handed over, once. It ends, and with it the wait.
-    fn follows(&self, model: usize, waiting: &Waiting) -> bool {
-        waiting.route != Route::Local
-            && self.running.values().any(|leader| {
-                let is_up = |node: usize| matches!(self.nodes[node].state, NodeState::Up(_));
-                let node = leader
-                    .prefill
-                    .filter(|node| leader.model == model && is_up(*node) && is_up(leader.decode));
-                let common = waiting.common(&leader.waiting.prefix);
-                node.is_some_and(|node| common >= waiting.seen_by(node) + FOLLOW_BLOCKS)
-            })
+    /// Nodes have come to have beginnings of prompts: those who wait may go there.
+    fn see_again(&mut self, learned: &[(usize, Vec<u64>)]) {
+        for (model, prefix) in learned {
+            for waiting in &mut self.models[*model].queue {
+                if waiting.common(prefix) > 0 {
+                    waiting.seen = self.prefixes.seen(*model, &waiting.prefix);
+                }
+            }
+        }
     }
 
     /// Frees what a running request holds.
@@ -348,34 +338,41 @@ impl Scheduler {
             })
             .collect();
         all.sort_by_key(|(_, waiting)| waiting.arrival);
-        {
-            for (model, waiting) in all {
-                if self.follows(model, &waiting) {
-                    self.models[model].queue.push_back(waiting);
-                    continue;
-                }
-                match self.choose(model, &waiting) {
-                    Placement::Fits {
+        let mut reads: Vec<(usize, Vec<u64>)> = Vec::new();
+        for (model, mut waiting) in all {
+            if reads
+                .iter()
+                .any(|(of, prefix)| *of == model && waiting.common(prefix) > 0)
+            {
+                waiting.seen = self.prefixes.seen(model, &waiting.prefix);
+            }
+            match self.choose(model, &waiting) {
+                Placement::Fits {
+                    decode,
+                    prefill,
+                    plan,
+                } => {
+                    let request = waiting.request.clone();
+                    if let Some(node) = prefill {
+                        // Others that begin alike had better go there, too, where it is read once.
+                        self.prefixes.learn(model, &waiting.prefix, &[node]);
+                        reads.push((model, waiting.prefix.clone()));
+                    }
+                    let running = Running {
+                        model,
                         decode,
                         prefill,
-                        plan,
-                    } => {
-                        let request = waiting.request.clone();
-                        let running = Running {
-                            model,
-                            decode,
-                            prefill,
-                            seeing: [Some(decode), prefill].into_iter().flatten().collect(),
-                            waiting,
-                        };
-                        self.running.insert(request.clone(), running);
-                        out.push(Action::Start { request, plan });
-                    }
-                    Placement::Wait => self.models[model].queue.push_back(waiting),
-                    Placement::Never(reason) => reject(waiting.request, reason, out),
+                        seeing: [Some(decode), prefill].into_iter().flatten().collect(),
+                        waiting,
+                    };
+                    self.running.insert(request.clone(), running);
+                    out.push(Action::Start { request, plan });
                 }
+                Placement::Wait => self.models[model].queue.push_back(waiting),
+                Placement::Never(reason) => reject(waiting.request, reason, out),
             }
         }
+        self.see_again(&reads);
     }
 }
 

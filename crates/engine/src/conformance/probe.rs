@@ -166,7 +166,8 @@ pub fn export(
 }
 
 /// Rows of a plane, as they were given.
-struct Given {
+pub struct Given {
+    sequence: Sequence,
     layer: u32,
     kind: PlaneKind,
     /// The next token.
@@ -176,27 +177,26 @@ struct Given {
     is_read_alike: bool,
 }
 
-/// Prefills one chunk of a prompt; gives what an engine that gives layers has given meanwhile.
-fn prefill_by_layer(
+/// Evaluates items; gives their logits, and what an engine that gives layers has given meanwhile.
+pub fn evaluate_by_layer(
     engine: &mut dyn KvEngine,
     what: &str,
-    sequence: Sequence,
-    prompt: &Prompt,
-    chunk: &Range<u32>,
-) -> Option<Vec<Given>> {
+    items: &[Item<'_>],
+) -> (Vec<Vec<f32>>, Option<Vec<Given>>) {
     if !engine.gives_layers() {
-        prefill(engine, what, sequence, prompt, chunk);
-        return None;
+        return (ok(what, engine.evaluate(items, None)), None);
     }
-    let what = format!("{what}: prefill of {chunk:?} by layer");
     let mut given: Vec<Given> = Vec::new();
     let mut give = |rows: &LayerRows<'_>| {
-        let is_it = |g: &Given| (g.layer, g.kind) == (rows.layer, rows.kind);
+        let is_it =
+            |g: &Given| (g.sequence, g.layer, g.kind) == (rows.sequence, rows.layer, rows.kind);
         let at = given.iter().position(is_it).unwrap_or_else(|| {
+            let item = items.iter().find(|item| item.sequence == rows.sequence);
             given.push(Given {
+                sequence: rows.sequence,
                 layer: rows.layer,
                 kind: rows.kind,
-                next: chunk.start,
+                next: item.map_or(u32::MAX, |item| item.start),
                 rows: Vec::new(),
                 is_read_alike: true,
             });
@@ -214,24 +214,40 @@ fn prefill_by_layer(
             plane.next = rows.tokens.end;
         }
     };
-    let result = {
-        let item = Item::chunk(sequence, chunk.start, prompt.chunk(chunk));
-        engine.evaluate(&[item], Some(&mut give)).map(drop)
-    };
-    ok(&what, result);
+    let logits = ok(what, engine.evaluate(items, Some(&mut give)));
+    (logits, Some(given))
+}
+
+/// Prefills one chunk of a prompt; gives what an engine that gives layers has given meanwhile.
+fn prefill_by_layer(
+    engine: &mut dyn KvEngine,
+    what: &str,
+    sequence: Sequence,
+    prompt: &Prompt,
+    chunk: &Range<u32>,
+) -> Option<Vec<Given>> {
+    let what = format!("{what}: prefill of {chunk:?} by layer");
+    let item = Item::chunk(sequence, chunk.start, prompt.chunk(chunk));
+    let (_, given) = evaluate_by_layer(engine, &what, &[item]);
     check_held(engine, &what, sequence, chunk.end);
-    Some(given)
+    given
 }
 
 /// What was given of a chunk is what is exported.
-fn check_given(what: &str, chunk: &Range<u32>, given: &Option<Vec<Given>>, block: &KvBlock) {
+pub fn check_given(
+    what: &str,
+    (sequence, chunk): (Sequence, &Range<u32>),
+    given: &Option<Vec<Given>>,
+    block: &KvBlock,
+) {
     let Some(given) = given else {
         return;
     };
     for plane in &block.planes {
         let (layer, kind) = (plane.layer, plane.kind);
         let what = format!("{what}: layer {layer} {kind:?} of {chunk:?} as it was given");
-        let it = given.iter().find(|g| (g.layer, g.kind) == (layer, kind));
+        let mut all = given.iter();
+        let it = all.find(|g| (g.sequence, g.layer, g.kind) == (sequence, layer, kind));
         let it = it.unwrap_or_else(|| panic!("conformance: {what}: is missing"));
         assert!(
             it.next == chunk.end,
@@ -264,12 +280,12 @@ pub fn prefill_and_export(
     for chunk in &prompt.chunks {
         let given = prefill_by_layer(engine, what, sequence, prompt, chunk);
         let full = export(engine, what, sequence, Section::Full, chunk.clone());
-        check_given(what, chunk, &given, &full);
+        check_given(what, (sequence, chunk), &given, &full);
         blocks.push(full);
         let rows = start.max(chunk.start)..chunk.end;
         if engine.contract().has_window() && !rows.is_empty() {
             let window = export(engine, what, sequence, Section::Window, rows);
-            check_given(what, chunk, &given, &window);
+            check_given(what, (sequence, chunk), &given, &window);
             early.push(window);
         }
     }

@@ -1,6 +1,6 @@
 //! Several sequences, side by side and one after the other.
 
-use tandem_handoff::KvBlock;
+use tandem_handoff::{KvBlock, Section};
 
 use super::Measured;
 use super::plan::Prompt;
@@ -119,7 +119,8 @@ pub fn check_independence(
     measured
 }
 
-/// Chunks of one sequence and steps of another in the same calls compute what each computes alone, but for rounding.
+/// Chunks of one sequence and steps of another in the same calls compute what each computes alone, but for rounding, and
+/// give the rows of each.
 fn check_mixed(
     engine: &mut dyn KvEngine,
     prompts: &[Prompt],
@@ -153,7 +154,13 @@ fn check_mixed(
                 logits: true,
             },
         ];
-        let rows = probe::ok(what, engine.evaluate(&items, None));
+        let (rows, given) = probe::evaluate_by_layer(engine, what, &items);
+        for item in &items {
+            let tokens = item.start..item.end();
+            let full = Section::Full;
+            let full = probe::export(engine, what, item.sequence, full, tokens.clone());
+            probe::check_given(what, (item.sequence, &tokens), &given, &full);
+        }
         start = items[0].end();
         probe::check_held(engine, what, other, start);
         probe::check_held(engine, what, one, position + 1);

@@ -119,6 +119,8 @@ enum Fault {
     GivesWrongTokens,
     /// Gives all rows, whichever are wanted.
     GivesAll,
+    /// Gives rows of all items as those of the first one.
+    GivesOthers,
     /// Giving rows changes one.
     GivingDisturbs,
     /// Shares one token less.
@@ -141,13 +143,14 @@ impl Fault {
                 | Self::GivesWrongRows
                 | Self::GivesWrongTokens
                 | Self::GivesAll
+                | Self::GivesOthers
                 | Self::GivingDisturbs
         )
     }
 }
 
 /// What the suite says of each fault: that the right check found it.
-const FAULTS: [(Fault, bool, &str); 44] = [
+const FAULTS: [(Fault, bool, &str); 45] = [
     (Fault::DropsRow, false, "the first logits differ"),
     (Fault::DropsRow, true, "a part of the window is not"),
     (Fault::DuplicatesRow, false, "the first logits differ"),
@@ -210,6 +213,7 @@ const FAULTS: [(Fault, bool, &str); 44] = [
     (Fault::GivesWrongRows, true, "other rows than those"),
     (Fault::GivesWrongTokens, false, "or has gaps"),
     (Fault::GivesAll, false, "read one by one are others"),
+    (Fault::GivesOthers, false, "other rows than those"),
     (Fault::GivingDisturbs, false, "other rows than those"),
     (Fault::SharesTooFew, false, "shared: `held` is"),
     (Fault::SharesTooFew, true, "shared: should work"),
@@ -310,12 +314,18 @@ impl Broken {
 }
 
 impl Broken {
-    fn give_spoilt(&mut self, item: &Item<'_>, give: &mut GiveRows<'_>) -> Result<(), EngineError> {
+    fn give_spoilt(
+        &mut self,
+        items: &[Item<'_>],
+        give: &mut GiveRows<'_>,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
         let fault = self.fault;
         let last = self.inner.contract().layers.len() as u32 - 1;
         let mut spoilt = |rows: &LayerRows<'_>| {
             let (mut kind, mut tokens) = (rows.kind, rows.tokens.clone());
+            let mut sequence = rows.sequence;
             match (fault, rows.kind) {
+                (Fault::GivesOthers, _) if items.len() > 1 => sequence = items[0].sequence,
                 (Fault::GivesTooFew, _) if rows.layer == last => return,
                 (Fault::GivesSwapped, PlaneKind::Key) => kind = PlaneKind::Value,
                 (Fault::GivesSwapped, PlaneKind::Value) => kind = PlaneKind::Key,
@@ -333,17 +343,18 @@ impl Broken {
                 _ => (rows.read)(wanted, out),
             };
             give(&LayerRows {
+                sequence,
                 layer: rows.layer,
                 kind,
                 tokens,
                 read: &read,
             });
         };
-        self.inner.evaluate(&[*item], Some(&mut spoilt))?;
+        let rows = self.inner.evaluate(items, Some(&mut spoilt))?;
         if fault == Fault::GivingDisturbs {
-            self.flip(item.sequence);
+            self.flip(items[0].sequence);
         }
-        Ok(())
+        Ok(rows)
     }
 }
 
@@ -534,11 +545,10 @@ impl Compute for Broken {
         {
             std::mem::swap(&mut a.tokens, &mut b.tokens);
         }
-        if let Some(give) = give {
-            self.give_spoilt(&items[0], give)?;
-            return Ok(Vec::new());
-        }
-        let mut rows = self.inner.evaluate(&items, None)?;
+        let mut rows = match give {
+            Some(give) => self.give_spoilt(&items, give)?,
+            None => self.inner.evaluate(&items, None)?,
+        };
         match self.fault {
             Fault::ShortLogits => rows.iter_mut().for_each(|row| row.truncate(row.len() - 1)),
             Fault::ReversesLogits => rows.reverse(),

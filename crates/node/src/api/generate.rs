@@ -21,12 +21,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinError;
 
 use super::{Node, Preparing, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
-use crate::conversation::{Keeping, seed};
+use crate::conversation::{Keeping, seed, shared_by};
 use crate::engine_loop::generation_error;
 use crate::limits::{ALONE_WAIT, MAX_EVENTS, MAX_TOKENIZING, TOKENIZING_WAIT};
 use crate::model::Model;
 use crate::prefix_cache::{Keep, Pieces};
-use crate::sequence::{Command, GenerateSequence, PagesHere, Parity, Retired, SequenceId, Source};
+use crate::sequence::{
+    Command, GenerateSequence, PagesHere, Parity, Retired, SequenceId, SequencePrompt, Source,
+};
 use crate::tickets::{HandBack, Permitted, Target, handoff_id};
 
 pub(super) async fn generate(
@@ -57,7 +59,7 @@ async fn started(node: Arc<Node>, body: Bytes) -> Result<Response, Refusal> {
     let (guard, hand_back) = starting.open(id, source, peer);
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
     let mut sequence = starting.sequence(source, generation, hand_back, events);
-    sequence.pages = starting.pages(id, source, pieces);
+    sequence.prompt.pages = starting.pages(id, source, pieces);
     let command = Command::Generate(admission, Box::new(sequence));
     starting.model.command(command)?;
     let beat = starting.node.config.limits.beat;
@@ -215,25 +217,21 @@ impl Starting {
     ) -> GenerateSequence {
         let is_remote = source == Source::Remote;
         GenerateSequence {
-            request: self.asked.request.clone(),
-            tokens: self.tokens.clone(),
-            chunk: self.asked.chunk,
+            prompt: SequencePrompt {
+                request: self.asked.request.clone(),
+                tokens: self.tokens.clone(),
+                chunk: self.asked.chunk,
+                pages: None,
+                salt: shared_by(&self.asked.terms),
+                reproducible: self.asked.terms.reproducible,
+            },
             source,
-            pages: None,
-            salt: self.salt(),
-            reproducible: self.asked.terms.reproducible,
             parity: Parity::of(&self.asked.terms, is_remote),
             keep: self.keep.clone(),
             retire: self.kept(is_remote, hand_back),
             generation,
             events,
         }
-    }
-
-    /// Whom it shares KV with in the engine.
-    fn salt(&self) -> Option<Arc<str>> {
-        let terms = &self.asked.terms;
-        (terms.reuse && !terms.reproducible).then(|| terms.salt.as_str().into())
     }
 
     /// Pages that are put into a sequence when it asks for them: those that were found, or if its handoff has brought

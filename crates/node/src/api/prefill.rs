@@ -13,14 +13,16 @@ use tandem_handoff::receiver::{Covers, Expectation};
 use tandem_handoff::segment::step_bytes;
 use tandem_handoff::sender::Offer;
 use tandem_proto::{ErrorCode, NodeError, PrefillEvent, PrefillRequest};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{Node, Refusal, check_chunk, event_stream, invalid, named_peer, parse};
-use crate::conversation::seed;
+use crate::conversation::{seed, shared_by};
 use crate::limits::{MAX_CHUNKS_WAITING, MAX_EVENTS};
 use crate::model::Model;
-use crate::prefix_cache::Keep;
-use crate::sequence::{Admission, Command, PrefillSequence, SequenceId};
+use crate::prefix_cache::{Keep, Pieces};
+use crate::sequence::{
+    Admission, Command, Input, PagesHere, PrefillSequence, SequenceId, SequencePrompt,
+};
 use crate::tickets::{Permitted, Target, handoff_id};
 use crate::transfer::send::{Kept, Sending, send_kv};
 
@@ -50,14 +52,17 @@ pub(super) async fn prefill(
     // With the pages that are here now.
     let pieces = keep.pieces(&tokens, node.config.limits.page_read);
     let sequence = PrefillSequence {
-        request: request.request.clone(),
-        tokens: request.tokens.clone(),
-        chunk: request.chunk,
+        prompt: SequencePrompt {
+            request: request.request.clone(),
+            tokens: request.tokens.clone(),
+            chunk: request.chunk,
+            pages: pieces.map(|pieces| pages(&model, id, pieces, chunks.clone())),
+            salt: shared_by(&terms),
+            reproducible: terms.reproducible,
+        },
         by_layer: request.terms.overlap,
-        reproducible: terms.reproducible,
-        seeded: pieces.is_some(),
         hand_back,
-        chunks: chunks.clone(),
+        chunks,
     };
     let beat = node.config.limits.beat;
     let (events, receiver) = mpsc::channel(MAX_EVENTS);
@@ -67,13 +72,11 @@ pub(super) async fn prefill(
         back.inspect(|secret| drop(node.tickets.revoke(secret)));
         return Err(error.into());
     }
-    if let Some(pieces) = pieces {
-        tokio::spawn(seed(Arc::clone(&model), id, pieces, Some(chunks)));
-    }
     let route = node.route(request.target.clone(), peer, &terms);
     let sending = Sending {
         request: request.request.clone(),
         model: Arc::clone(&model),
+        sequence: id,
         kept: Kept::new(keep, tokens),
     };
     tokio::spawn(async move {
@@ -88,6 +91,24 @@ pub(super) async fn prefill(
         sequence: id,
     };
     Ok(answer(receiver, guard, beat))
+}
+
+/// Pages that are put into a sequence, and sent, when it asks for them.
+fn pages(
+    model: &Arc<Model>,
+    sequence: SequenceId,
+    pieces: Pieces,
+    forward: mpsc::Sender<Input>,
+) -> PagesHere {
+    let (ask, asked) = oneshot::channel();
+    let tokens = Some(pieces.tokens());
+    let model = Arc::clone(model);
+    tokio::spawn(async move {
+        if asked.await.is_ok() {
+            seed(model, sequence, pieces, Some(forward)).await;
+        }
+    });
+    PagesHere { tokens, ask }
 }
 
 /// A place in the engine; all of them for a reproducible request.

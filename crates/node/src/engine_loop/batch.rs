@@ -1,15 +1,18 @@
-//! Continuous batching: one call of the engine evaluates the next token of each answer and parts of prompts.
+//! Continuous batching: one call of the engine evaluates the next token of each answer and parts of prompts, also of
+//! those that are read for other nodes: their rows are given while the next layers are computed.
 //!
-//! Prompts for other nodes and reproducible ones are computed by themselves (`steps`).
+//! A reproducible prompt is computed in fixed shapes (`chunking`); nothing else runs beside it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tandem_engine::generation::{Generation, GenerationError, Step};
-use tandem_engine::{DecodeStep, EngineError, Item, Sequence, Token};
+use tandem_engine::{DecodeStep, EngineError, Item, KvEngine, LayerRows, Sequence, Token};
 
-use super::sequences::{ActiveSequence, ExportStage, Stage, Work};
-use super::slices::CopyOut;
+use super::export::{LayerExport, begin, hand_out};
+use super::sequences::After;
+use super::sequences::{ActiveSequence, Reading, Stage, Work};
+use super::slices::{CopyOut, Window};
 use super::{EngineLoop, engine_error};
 use crate::limits::{MIN_CHUNK, OLDEST_EVERY, STALL};
 use crate::sequence::SequenceId;
@@ -82,6 +85,19 @@ struct Part {
     is_answer: bool,
 }
 
+impl Part {
+    fn count(&self) -> u32 {
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)
+    }
+
+    fn end(&self) -> u32 {
+        self.start + self.count()
+    }
+}
+
+/// The blocks of the parts whose layers are given while the next ones are computed.
+type Layers = BTreeMap<Sequence, LayerExport>;
+
 impl EngineLoop {
     /// One token of every answer whose coordinator keeps up, and parts of prompts if they are read in this step.
     pub(super) fn step(&mut self, reads: bool) {
@@ -90,17 +106,18 @@ impl EngineLoop {
         if reads {
             self.add_chunks(&mut parts);
         }
+        let mut layers = self.begin_layers(&mut parts);
         if parts.is_empty() {
             return;
         }
         self.engine.begin_step();
         let begun = Instant::now();
-        let result = self.evaluate(&parts);
+        let result = self.evaluate(&parts, &mut layers);
         let took = begun.elapsed();
         match result {
             Ok(rows) => {
                 self.measure_step(&parts, answers, took);
-                self.take_step(parts, rows, took);
+                self.take_step(parts, rows, layers, took);
             }
             Err(e) => {
                 tracing::error!(sequences = parts.len(), error = %e, "a step failed");
@@ -112,9 +129,15 @@ impl EngineLoop {
         self.engine.end_step();
     }
 
-    fn evaluate(&mut self, parts: &[Part]) -> Result<Vec<Vec<f32>>, EngineError> {
+    fn evaluate(
+        &mut self,
+        parts: &[Part],
+        layers: &mut Layers,
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        // All of a prompt may be shared.
         let items: Vec<Item<'_>> = parts
             .iter()
+            .filter(|part| part.count() > 0)
             .map(|part| Item {
                 sequence: part.place,
                 start: part.start,
@@ -122,9 +145,42 @@ impl EngineLoop {
                 logits: part.logits,
             })
             .collect();
+        if items.is_empty() {
+            return Ok(Vec::new());
+        }
+        let gives = !layers.is_empty();
+        let mut give = |rows: &LayerRows<'_>| {
+            if let Some(export) = layers.get_mut(&rows.sequence) {
+                export.take(rows);
+            }
+        };
+        let evaluate = |e: &mut dyn KvEngine| match gives {
+            true => e.evaluate(&items, Some(&mut give)),
+            false => e.evaluate(&items, None),
+        };
         let engine = self.engine.as_mut();
-        self.beginnings
-            .with_room(engine, None, |e| e.evaluate(&items, None))
+        self.beginnings.with_room(engine, None, evaluate)
+    }
+
+    /// Tells those who send layers what is computed for them now; a part that nobody takes is left out.
+    fn begin_layers(&mut self, parts: &mut Vec<Part>) -> Layers {
+        let mut layers = Layers::new();
+        let mut gone = Vec::new();
+        for part in parts.iter().filter(|p| !p.is_answer && p.count() > 0) {
+            let Some(sequence) = self.sequences.get_mut(&part.id) else {
+                continue;
+            };
+            match begin(self.engine.as_ref(), sequence, part.start..part.end()) {
+                Some(Ok(export)) => drop(layers.insert(part.place, export)),
+                Some(Err(_)) => gone.push(part.id),
+                None => {}
+            }
+        }
+        for id in gone {
+            parts.retain(|part| part.id != id);
+            self.end(id);
+        }
+        layers
     }
 
     /// The next token of each answer, and the last one of each prompt that has been computed for another node.
@@ -133,7 +189,7 @@ impl EngineLoop {
         for (id, sequence) in &mut self.sequences {
             let kv_end = sequence.kv_end();
             let (token, position) = match &mut sequence.work {
-                Work::Export(e) if matches!(e.stage, ExportStage::Evaluating) => {
+                Work::Export(_) if matches!(sequence.reading, Reading::Complete) => {
                     (sequence.tokens[kv_end as usize], kv_end)
                 }
                 Work::Generate(g) => {
@@ -150,7 +206,7 @@ impl EngineLoop {
                     g.stalled = None;
                     (token, position)
                 }
-                Work::Export(_) | Work::Retire { .. } => continue,
+                Work::Export(_) => continue,
             };
             parts.push(Part {
                 id: *id,
@@ -189,14 +245,14 @@ impl EngineLoop {
             let Some(sequence) = self.sequences.get(&id) else {
                 continue;
             };
-            let (start, end) = sequence.next_part(budget);
+            let (start, end) = sequence.next_part(budget, self.engine.tail_tokens());
             budget -= end - start;
             parts.push(Part {
                 id,
                 place: sequence.place,
                 start,
                 tokens: sequence.tokens[start as usize..end as usize].to_vec(),
-                logits: end as usize == sequence.tokens.len(),
+                logits: end > sequence.kv_end(),
                 is_answer: false,
             });
         }
@@ -228,15 +284,22 @@ impl EngineLoop {
     }
 
     /// What a step has computed.
-    fn take_step(&mut self, parts: Vec<Part>, rows: Vec<Vec<f32>>, took: Duration) {
+    fn take_step(
+        &mut self,
+        parts: Vec<Part>,
+        rows: Vec<Vec<f32>>,
+        mut layers: Layers,
+        took: Duration,
+    ) {
         let all: usize = parts.iter().map(|p| p.tokens.len()).sum();
         let ids = parts.iter().filter(|p| p.logits).map(|p| p.id);
         let rows: BTreeMap<SequenceId, Vec<f32>> = ids.zip(rows).collect();
         for part in parts {
             if !part.is_answer {
-                let count = u32::try_from(part.tokens.len()).unwrap_or(0);
-                let share = f64::from(count) / f64::from(u32::try_from(all.max(1)).unwrap_or(1));
-                self.has_read(&part, took.mul_f64(share.min(1.0)));
+                let all = u32::try_from(all.max(1)).unwrap_or(u32::MAX);
+                let share = f64::from(part.count()) / f64::from(all);
+                let after = self.has_read(&part, layers.remove(&part.place), took.mul_f64(share));
+                self.go_on(part.id, after);
             }
         }
         let mut chosen = self.choose(&rows);
@@ -280,55 +343,75 @@ impl EngineLoop {
         })
     }
 
-    /// A part of a prompt has been read.
-    fn has_read(&mut self, part: &Part, took: Duration) {
+    /// A part of a prompt has been read, whose layers have been given if that is wanted.
+    fn has_read(
+        &mut self,
+        part: &Part,
+        layers: Option<LayerExport>,
+        took: Duration,
+    ) -> Result<After, EngineError> {
         let Some(sequence) = self.sequences.get_mut(&part.id) else {
-            return;
+            return Ok(After::Keep);
         };
-        let end = part.start + u32::try_from(part.tokens.len()).unwrap_or(0);
-        let kv_end = sequence.kv_end();
+        let (end, kv_end) = (part.end(), sequence.kv_end());
         // The last token counts as the first step of the answer.
         let computed = end.min(kv_end).saturating_sub(part.start);
         sequence.prefill_ms += took.as_secs_f64() * 1e3;
         sequence.computed_tokens += computed;
-        let is_cut = sequence.cuts.first() == Some(&end);
-        sequence.cuts.retain(|cut| *cut > end);
+        let engine = self.engine.as_mut();
         let Work::Generate(g) = &mut sequence.work else {
-            return;
+            return hand_out(engine, sequence, part.start..end, layers);
         };
         g.summary.local_tokens += computed;
         g.summary.local_prefill_ms = sequence.prefill_ms;
-        g.stage = Stage::Prefilling { next: end };
-        if part.logits {
-            g.start_decoding(sequence.tokens[kv_end as usize], kv_end);
-        } else if let Some(out) = CopyOut::of(self.engine.contract(), end).filter(|_| is_cut) {
-            g.stage = Stage::Copying { out, next: end };
+        let is_cut = sequence.is_cut(end);
+        let window = CopyOut::of(engine.contract(), end);
+        match window {
+            _ if part.logits => sequence.complete(),
+            Some(out) if sequence.reproducible && end == kv_end => {
+                let (window, next) = (Window::Out(out), end);
+                sequence.reading = Reading::Settling { window, next };
+            }
+            Some(out) if is_cut => sequence.reading = Reading::Copying { out, next: end },
+            _ if sequence.reproducible => sequence.read_from(end),
+            _ => sequence.reading = Reading::Next(end),
         }
+        Ok(After::Keep)
     }
 }
 
 impl ActiveSequence {
-    /// Where its prompt goes on to be read.
-    fn next(&self) -> u32 {
-        match &self.work {
-            Work::Generate(g) => match g.stage {
-                Stage::Prefilling { next } => next,
-                _ => 0,
-            },
-            _ => 0,
-        }
-    }
-
     /// How many tokens of its prompt are left to read.
     fn left(&self) -> u32 {
-        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) - self.next()
+        let next = match self.reading {
+            Reading::Next(next) => next,
+            _ => 0,
+        };
+        u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) - next
     }
 
-    /// The next tokens to read, at most so many, and no more than up to a cut.
-    fn next_part(&self, most: u32) -> (u32, u32) {
-        let start = self.next();
-        let end = start + self.left().min(most);
+    /// The next tokens to read, at most so many, and no more than up to a cut. The last token of a prompt that is read for
+    /// another node, or reproducibly, is evaluated behind all others.
+    fn next_part(&self, most: u32, tail: u32) -> (u32, u32) {
+        let start = u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) - self.left();
+        let left = match &self.work {
+            Work::Generate(_) if !self.reproducible => self.left(),
+            _ => self
+                .chunking(tail)
+                .at(start)
+                .len()
+                .try_into()
+                .unwrap_or(u32::MAX),
+        };
+        let end = start + left.min(most);
         let cut = self.cuts.iter().find(|cut| **cut > start);
         (start, cut.map_or(end, |cut| end.min(*cut)))
+    }
+
+    /// True if its window is to be copied there.
+    pub(super) fn is_cut(&mut self, end: u32) -> bool {
+        let is_cut = self.cuts.first() == Some(&end);
+        self.cuts.retain(|cut| *cut > end);
+        is_cut
     }
 }

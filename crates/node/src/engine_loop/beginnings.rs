@@ -10,47 +10,36 @@ use std::sync::atomic::Ordering;
 
 use tandem_engine::{EngineError, KvEngine, Sequence, Token};
 use tandem_handoff::KvBlock;
-use tokio::sync::{mpsc, oneshot};
+use tandem_handoff::page::page_start;
+use tokio::sync::oneshot;
 
 use super::EngineLoop;
-use super::sequences::{ActiveSequence, ReceiptState, Stage, Work};
-use super::slices::{FullOut, Taking, Window};
-use crate::limits::{MAX_CHUNKS_WAITING, MIN_SHARED, WINDOW_BYTES};
-use crate::prefix_cache::Keep;
-use crate::sequence::{Retired, SequenceId};
+use super::retire::{Retiring, Unpaged};
+use super::sequences::{ActiveSequence, Reading, ReceiptState, Work};
+use super::slices::{Taking, Window};
+use crate::limits::{MAX_WINDOWS, MIN_SHARED, WINDOW_BYTES};
+use crate::sequence::{Admission, SequenceId};
 
 /// Rows in the engine that belong to no request, and windows in memory.
 #[derive(Default)]
 pub(super) struct Beginnings {
     cached: Vec<Cached>,
+    pub(super) retiring: Vec<Retiring>,
     windows: Vec<CutWindow>,
     /// Counts uses.
     clock: u64,
 }
 
 /// A sequence whose request has ended.
-struct Cached {
-    id: SequenceId,
-    request: String,
-    place: Sequence,
-    salt: Arc<str>,
+pub(super) struct Cached {
+    pub(super) place: Sequence,
+    /// Whom it shares its rows with; `None`: with nobody.
+    pub(super) salt: Option<Arc<str>>,
     /// Those whose rows it has.
-    tokens: Vec<Token>,
+    pub(super) tokens: Vec<Token>,
     used: u64,
     /// What pages are to be made of, if that has not been done yet.
-    pages: Option<Unpaged>,
-}
-
-/// KV of which pages are to be made.
-pub(super) struct Unpaged {
-    pub(super) keep: Keep,
-    pub(super) retire: oneshot::Sender<Retired>,
-    /// Tokens of the answer among those.
-    pub(super) generated: u32,
-    /// Where the rows end of which pages are made.
-    pub(super) end: u32,
-    /// True if no other node has computed any of it.
-    pub(super) is_own: bool,
+    pages: Option<Box<Unpaged>>,
 }
 
 /// The window at the end of some tokens.
@@ -68,8 +57,8 @@ struct Found {
     best: Option<(Sequence, u32)>,
     /// The window there, if it is not that of the other sequence.
     window: Option<Arc<KvBlock>>,
-    /// Another prompt that is being read will soon have so many more that it is worth to wait.
-    waits: bool,
+    /// Another prompt that is being read, which will soon have so many more that it is worth to wait.
+    waits: Option<(SequenceId, u32)>,
     /// The windows that will be wanted: whose, and where.
     cuts: Vec<(SequenceId, u32)>,
 }
@@ -90,16 +79,22 @@ impl Beginnings {
         self.clock
     }
 
-    /// Makes room: releases the sequence that was not used for longest, but not that one. False if there is none.
+    /// Makes room: releases the sequence that was not used for longest, but not that one; then what pages are made of for
+    /// no request. False if there is none.
     pub(super) fn evict(&mut self, engine: &mut dyn KvEngine, but: Option<Sequence>) -> bool {
         let all = self.cached.iter().enumerate();
         let oldest = all
             .filter(|(_, cached)| Some(cached.place) != but)
             .min_by_key(|(_, cached)| cached.used);
-        let Some(at) = oldest.map(|(at, _)| at) else {
+        if let Some((at, _)) = oldest {
+            engine.release(self.cached.swap_remove(at).place);
+            return true;
+        }
+        let is_free = |r: &Retiring| r.admission.is_none() && Some(r.place()) != but;
+        let Some(at) = self.retiring.iter().position(is_free) else {
             return false;
         };
-        engine.release(self.cached.swap_remove(at).place);
+        engine.release(self.retiring.swap_remove(at).place());
         true
     }
 
@@ -127,14 +122,51 @@ impl Beginnings {
     fn forget(&mut self, engine: &mut dyn KvEngine, salt: &Arc<str>, tokens: &[Token]) {
         let is_like =
             |of: &Arc<str>, all: &[Token]| of == salt && common(tokens, all) >= MIN_SHARED;
-        self.cached.retain(|cached| {
-            let is_like = is_like(&cached.salt, &cached.tokens);
+        let mut stays = |cached: &Cached| {
+            let is_like = cached
+                .salt
+                .as_ref()
+                .is_some_and(|of| is_like(of, &cached.tokens));
             if is_like {
                 engine.release(cached.place);
             }
             !is_like
-        });
+        };
+        self.cached.retain(&mut stays);
+        self.retiring.retain(|r| stays(&r.cached));
         self.windows.retain(|w| !is_like(&w.salt, &w.tokens));
+    }
+
+    /// Those of a salt, also those that pages are made of.
+    fn of<'a>(&'a self, salt: &'a Arc<str>) -> impl Iterator<Item = &'a Cached> {
+        let retiring = self.retiring.iter().map(|r| &r.cached);
+        let all = self.cached.iter().chain(retiring);
+        all.filter(move |c| c.salt.as_ref() == Some(salt))
+    }
+
+    /// Keeps the rows of a sequence for as long as nobody needs the room, if it shares them.
+    pub(super) fn add(&mut self, engine: &mut dyn KvEngine, mut cached: Cached) {
+        if cached.salt.is_none() {
+            return engine.release(cached.place);
+        }
+        cached.used = self.tick();
+        let most = engine.capacity().cached as usize;
+        let free = self.retiring.iter().filter(|r| r.admission.is_none());
+        let others = free.count() + 1;
+        while self.cached.len() + others > most {
+            if self.cached.is_empty() {
+                return engine.release(cached.place);
+            }
+            self.evict(engine, None);
+        }
+        self.cached.push(cached);
+    }
+
+    /// How many sequences of ended requests are to become pages.
+    fn unpaged(&self) -> usize {
+        let waiting = self.cached.iter().filter(|c| c.pages.is_some());
+        let free = self.retiring.iter().filter(|r| r.admission.is_none());
+        waiting.count() + free.count()
     }
 
     /// Keeps a window, in the place of those that were not used for longest.
@@ -149,7 +181,7 @@ impl Beginnings {
             used,
         });
         let bytes = |all: &[CutWindow]| all.iter().map(|w| w.rows.bytes()).sum::<u64>();
-        while bytes(&self.windows) > WINDOW_BYTES {
+        while bytes(&self.windows) > WINDOW_BYTES || self.windows.len() > MAX_WINDOWS {
             let oldest = self.windows.iter().enumerate().min_by_key(|(_, w)| w.used);
             let Some(at) = oldest.map(|(at, _)| at) else {
                 return;
@@ -171,7 +203,9 @@ impl Beginnings {
     /// It has been used now.
     fn touch(&mut self, place: Sequence, window: Option<&Arc<KvBlock>>) {
         let used = self.tick();
-        if let Some(cached) = self.cached.iter_mut().find(|c| c.place == place) {
+        let retiring = self.retiring.iter_mut().map(|r| &mut r.cached);
+        let mut all = self.cached.iter_mut().chain(retiring);
+        if let Some(cached) = all.find(|c| c.place == place) {
             cached.used = used;
         }
         for one in &mut self.windows {
@@ -183,6 +217,22 @@ impl Beginnings {
 }
 
 impl ActiveSequence {
+    /// What is left of it when its request ends: its place, and the tokens of prompt and answer.
+    pub(super) fn into_cached(self, salt: Option<Arc<str>>) -> (Cached, Admission) {
+        let mut tokens = self.tokens;
+        if let Work::Generate(g) = &self.work {
+            tokens.extend_from_slice(g.generation.generated());
+        }
+        let cached = Cached {
+            place: self.place,
+            salt,
+            tokens,
+            used: 0,
+            pages: None,
+        };
+        (cached, self.admission)
+    }
+
     /// How many of these tokens it begins with, of its prompt and its answer so far.
     fn common(&self, tokens: &[Token]) -> u32 {
         let of_prompt = common(tokens, &self.tokens);
@@ -196,29 +246,24 @@ impl ActiveSequence {
     }
 
     /// True if others may have its rows: they were computed here, or came as they were computed and have been compared.
-    fn gives_rows(&self) -> bool {
-        !self.is_doubtful
+    pub(super) fn gives_rows(&self) -> bool {
+        let is_here = !matches!(self.reading, Reading::Receiving | Reading::Seeding);
+        is_here
+            && !self.is_doubtful
             && match &self.work {
-                Work::Generate(g) => {
-                    let is_here = !matches!(g.stage, Stage::Receiving | Stage::Seeding);
-                    is_here && g.is_lossless() && matches!(g.receipt, ReceiptState::Settled)
-                }
-                Work::Retire { .. } => true,
-                Work::Export(_) => false,
+                Work::Generate(g) => g.is_lossless() && matches!(g.receipt, ReceiptState::Settled),
+                Work::Export(_) => true,
             }
     }
 
     /// The token that a prompt which is still read here reads next.
     fn reads(&self) -> Option<u32> {
-        match &self.work {
-            Work::Generate(g) => match g.stage {
-                Stage::Waiting => Some(0),
-                Stage::Prefilling { next }
-                | Stage::Settling { next, .. }
-                | Stage::Copying { next, .. } => Some(next),
-                _ => None,
-            },
-            _ => None,
+        match self.reading {
+            Reading::Waiting { .. } => Some(0),
+            Reading::Next(next)
+            | Reading::Settling { next, .. }
+            | Reading::Copying { next, .. } => Some(next),
+            Reading::Receiving | Reading::Seeding | Reading::Complete => None,
         }
     }
 
@@ -236,7 +281,7 @@ impl EngineLoop {
     /// Begins the prompt of a request with what there is of it: rows of other sequences, or pages; or has it wait for
     /// another one that reads the same.
     pub(super) fn begin(&mut self, id: SequenceId) {
-        let found = self.find(id);
+        let found = self.find(id, self.engine.contract().has_window());
         for (whose, at) in &found.cuts {
             if let Some(sequence) = self.sequences.get_mut(whose) {
                 sequence.cut(*at);
@@ -245,78 +290,122 @@ impl EngineLoop {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return;
         };
-        let place = sequence.place;
-        let Work::Generate(g) = &mut sequence.work else {
-            return;
-        };
-        if found.waits {
-            g.stage = Stage::Waiting;
+        if let Some((whom, until)) = found.waits {
+            sequence.reading = Reading::Waiting { whom, until };
             return;
         }
         let shared = found.best.map_or(0, |(_, tokens)| tokens);
-        let pages = g.pages.take();
-        let pages = pages.filter(|pages| match pages.tokens {
+        let pages = sequence.pages.take().filter(|pages| match pages.tokens {
             Some(tokens) => tokens > shared,
             None => shared == 0,
         });
         if pages.is_some_and(|pages| pages.ask.send(()).is_ok()) {
-            g.stage = Stage::Seeding;
+            sequence.reading = Reading::Seeding;
             return;
         }
-        g.stage = Stage::Prefilling { next: 0 };
-        let Some((from, tokens)) = found.best else {
+        let shared = match found.best {
+            Some((from, tokens)) => self.share(id, from, tokens, found.window.as_ref()),
+            None => 0,
+        };
+        let Some(sequence) = self.sequences.get_mut(&id) else {
             return;
         };
-        self.beginnings.touch(from, found.window.as_ref());
+        match found.window {
+            Some(rows) if shared > 0 => {
+                sequence.reading = Reading::Settling {
+                    window: Window::Back(Taking::new(rows)),
+                    next: shared,
+                };
+            }
+            _ => sequence.read_from(shared),
+        }
+    }
+
+    /// Begins a prompt whose KV comes from another node with rows that are here. Tells how many pages of tokens they are.
+    pub(super) fn begin_receiving(&mut self, id: SequenceId, reply: oneshot::Sender<u32>) {
+        let is_receiving = |s: &ActiveSequence| {
+            matches!(s.reading, Reading::Receiving) && self.engine.held(s.place) == 0
+        };
+        let mut shared = 0;
+        if self.sequences.get(&id).is_some_and(is_receiving)
+            && let Some((from, tokens)) = self.find(id, false).best
+        {
+            // The window comes with the handoff: that of the other sequence is not taken, which it would be at its end.
+            let most = match self.engine.contract().has_window() {
+                true => self.engine.held(from).saturating_sub(1),
+                false => tokens,
+            };
+            let tokens = page_start(tokens.min(most));
+            if tokens > 0 {
+                shared = self.share(id, from, tokens, None);
+            }
+        }
+        let _ = reply.send(shared);
+    }
+
+    /// Gives a sequence the first tokens of another one; tells how many it has then.
+    fn share(
+        &mut self,
+        id: SequenceId,
+        from: Sequence,
+        tokens: u32,
+        window: Option<&Arc<KvBlock>>,
+    ) -> u32 {
+        let Some(sequence) = self.sequences.get_mut(&id) else {
+            return 0;
+        };
+        let place = sequence.place;
+        self.beginnings.touch(from, window);
         let engine = self.engine.as_mut();
-        let result = self
-            .beginnings
-            .with_room(engine, Some(from), |e| e.share(from, place, tokens));
-        if let Err(error) = result {
-            tracing::warn!(%error, "a beginning cannot be shared; computing instead");
-            self.engine.clear(place);
-            return;
-        }
-        g.summary.cached_tokens = tokens;
-        g.stage = match found.window {
-            Some(rows) => Stage::Settling {
-                window: Window::Back(Taking::new(rows)),
-                next: tokens,
-            },
-            None => Stage::Prefilling { next: tokens },
+        let share = |e: &mut dyn KvEngine| e.share(from, place, tokens);
+        let result = self.beginnings.with_room(engine, Some(from), share);
+        let shared = match result {
+            Ok(()) => tokens,
+            Err(error) => {
+                tracing::warn!(%error, "a beginning cannot be shared; computing instead");
+                self.engine.clear(place);
+                0
+            }
         };
+        if let Work::Generate(g) = &mut sequence.work {
+            g.summary.cached_tokens = shared;
+        }
+        shared
     }
 
     /// Goes on with prompts that wait no longer.
     pub(super) fn begin_waiting(&mut self) {
-        let is_waiting = |sequence: &ActiveSequence| match &sequence.work {
-            Work::Generate(g) => matches!(g.stage, Stage::Waiting),
-            _ => false,
+        let waits = |sequence: &ActiveSequence| match sequence.reading {
+            Reading::Waiting { whom, until } => {
+                let reads = self.sequences.get(&whom).filter(|s| s.gives_rows());
+                let next = reads.and_then(ActiveSequence::reads);
+                Some(next.is_some_and(|next| next < until))
+            }
+            _ => None,
         };
         let all = self.sequences.iter();
-        let waiting: Vec<_> = all
-            .filter(|(_, s)| is_waiting(s))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in waiting {
+        let over = all.filter(|(_, s)| waits(s) == Some(false));
+        let over: Vec<_> = over.map(|(id, _)| *id).collect();
+        for id in over {
             self.begin(id);
         }
     }
 
-    fn find(&self, id: SequenceId) -> Found {
+    /// What there is of a prompt. Without its window a beginning is of no use to a model that has windows, but where the
+    /// window comes from elsewhere.
+    fn find(&self, id: SequenceId, needs_window: bool) -> Found {
         let mut found = Found::default();
         let Some(me) = self.sequences.get(&id) else {
             return found;
         };
         let Some(salt) = &me.salt else { return found };
         let tokens = &me.tokens[..me.kv_end() as usize];
-        let has_window = self.engine.contract().has_window();
         let mut parts_at = 0;
         let mut best = 0;
         let mut consider = |place: Sequence, common: u32, held: u32| {
             let (common, window) = match common.min(held) {
                 // Its own window is there.
-                common if !has_window || common == held => (common, None),
+                common if !needs_window || common == held => (common, None),
                 common => match self.beginnings.window(salt, tokens, common) {
                     Some((at, rows)) => (at, Some(rows)),
                     None => (0, None),
@@ -327,12 +416,12 @@ impl EngineLoop {
                 (found.best, found.window) = (Some((place, common)), window);
             }
         };
-        for cached in self.beginnings.cached.iter().filter(|c| c.salt == *salt) {
+        for cached in self.beginnings.of(salt) {
             let common = common(tokens, &cached.tokens);
             parts_at = parts_at.max(common);
             consider(cached.place, common, length(&cached.tokens));
         }
-        let mut soon = 0;
+        let mut soon = (id, 0);
         let mut reading = Vec::new();
         for (other, sequence) in &self.sequences {
             if *other == id || sequence.salt.as_ref() != Some(salt) || !sequence.gives_rows() {
@@ -347,14 +436,17 @@ impl EngineLoop {
             let common = common.min(sequence.kv_end());
             // The older one goes first, so nobody waits for ever.
             if *other < id && next < common {
-                soon = soon.max(common);
+                if common > soon.1 {
+                    soon = (*other, common);
+                }
                 reading.push((*other, common));
             } else if next >= common {
                 parts_at = parts_at.max(common);
             }
         }
-        found.waits = soon >= MIN_SHARED && soon >= best + MIN_SHARED;
-        if has_window {
+        let is_worth_it = soon.1 >= MIN_SHARED && soon.1 >= best + MIN_SHARED;
+        found.waits = is_worth_it.then_some(soon);
+        if needs_window {
             reading.retain(|(_, at)| *at >= best + MIN_SHARED);
             found.cuts = reading;
             if parts_at >= best + MIN_SHARED {
@@ -376,57 +468,25 @@ impl EngineLoop {
     }
 
     /// A request has ended: its rows stay for others if they may have them, and its pages are made later.
-    pub(super) fn leave(
-        &mut self,
-        id: SequenceId,
-        sequence: ActiveSequence,
-        pages: Option<Unpaged>,
-    ) {
+    pub(super) fn leave(&mut self, sequence: ActiveSequence, pages: Option<Box<Unpaged>>) {
         let held = self.engine.held(sequence.place);
-        let cached = self.engine.capacity().cached;
-        let gives = sequence.gives_rows() && held >= MIN_SHARED && cached > 0;
+        let gives = sequence.gives_rows() && held >= MIN_SHARED;
         let Some(salt) = sequence.salt.clone().filter(|_| gives) else {
             self.engine.release(sequence.place);
             return;
         };
-        let mut tokens = sequence.tokens;
-        if let Work::Generate(g) = &sequence.work {
-            tokens.extend_from_slice(g.generation.generated());
-        }
-        tokens.truncate(held as usize);
-        let others = self.paging().saturating_add(1);
-        while self.beginnings.cached.len() + others > cached as usize {
-            if !self.beginnings.evict(self.engine.as_mut(), None) {
-                self.engine.release(sequence.place);
-                return;
-            }
-        }
-        let used = self.beginnings.tick();
-        self.beginnings.cached.push(Cached {
-            id,
-            request: sequence.request,
-            place: sequence.place,
-            salt,
-            tokens,
-            used,
-            pages,
-        });
+        let (mut cached, _admission) = sequence.into_cached(Some(salt));
+        cached.tokens.truncate(held as usize);
+        cached.pages = pages;
+        self.beginnings.add(self.engine.as_mut(), cached);
         // Before the place is free, so that nobody finds the node idle.
         self.count_unpaged();
     }
 
     /// Tells how many sequences of ended requests are to become pages.
     fn count_unpaged(&self) {
-        let cached = self.beginnings.cached.iter();
-        let waiting = cached.filter(|c| c.pages.is_some()).count();
-        self.unpaged
-            .store(waiting + self.paging(), Ordering::SeqCst);
-    }
-
-    /// How many sequences make pages without a request.
-    fn paging(&self) -> usize {
-        let all = self.sequences.values();
-        all.filter(|s| s.admission.is_none()).count()
+        let unpaged = self.beginnings.unpaged();
+        self.unpaged.store(unpaged, Ordering::SeqCst);
     }
 
     /// Starts to make pages of a sequence whose request has ended, where there is nothing else to do, or before
@@ -436,7 +496,8 @@ impl EngineLoop {
         let all = &mut self.beginnings.cached;
         let wait = all.iter().filter(|c| c.pages.is_some()).count();
         let are_many = wait * 2 > self.engine.capacity().cached as usize;
-        if wait == 0 || self.paging() > 0 || (!are_many && self.is_busy()) {
+        let is_paging = !self.beginnings.retiring.is_empty();
+        if wait == 0 || is_paging || (!are_many && self.is_busy()) {
             return;
         }
         let all = &mut self.beginnings.cached;
@@ -445,61 +506,18 @@ impl EngineLoop {
             return;
         };
         let mut cached = all.swap_remove(at);
-        let pages = cached.pages.take();
-        let Some(work) = pages.and_then(|pages| self.handing_out(&cached.tokens, pages)) else {
-            self.beginnings.cached.push(cached);
+        let Some(pages) = cached.pages.take() else {
             return;
         };
-        let sequence = ActiveSequence {
-            request: cached.request,
-            place: cached.place,
-            tokens: cached.tokens,
-            chunk: 0,
-            prefill_ms: 0.0,
-            computed_tokens: 0,
-            work,
-            salt: Some(cached.salt),
-            reproducible: false,
-            cuts: Vec::new(),
-            is_doubtful: false,
-            admission: None,
-        };
-        self.sequences.insert(cached.id, sequence);
-    }
-
-    /// The work of handing the KV of these tokens out as far as there are no pages of it; `None` if nobody takes it.
-    pub(super) fn handing_out(&self, tokens: &[Token], pages: Unpaged) -> Option<Work> {
-        let tokens = &tokens[..pages.end as usize];
-        let start = pages.keep.held(tokens).tokens;
-        if start >= pages.end {
-            return None;
+        let contract = self.engine.contract();
+        match Retiring::start(contract, cached, *pages, None) {
+            Ok(retiring) => self.beginnings.retiring.push(retiring),
+            Err(cached) => self.beginnings.cached.push(cached),
         }
-        let (chunks, receiver) = mpsc::channel(MAX_CHUNKS_WAITING);
-        let retired = Retired {
-            tokens: tokens.to_vec(),
-            generated: pages.generated,
-            is_own: pages.is_own,
-            chunks: receiver,
-        };
-        pages.retire.send(retired).ok()?;
-        Some(Work::Retire {
-            chunks,
-            full: FullOut::of(self.engine.contract(), start..pages.end),
-            end: pages.end,
-            window: None,
-        })
     }
 
     /// One that runs alone begins: nothing else is in the engine.
     pub(super) fn clear_for_reproducible(&mut self) {
-        let all = self.sequences.iter();
-        let paging = all.filter(|(_, s)| s.admission.is_none());
-        let paging: Vec<_> = paging.map(|(id, _)| *id).collect();
-        for id in paging {
-            if let Some(sequence) = self.sequences.remove(&id) {
-                self.engine.release(sequence.place);
-            }
-        }
         self.beginnings.clear(self.engine.as_mut());
     }
 

@@ -13,18 +13,92 @@ use std::time::Instant;
 
 use tandem_engine::{Compute, EngineError, KvCache};
 use tandem_handoff::limits::TARGET_BLOCK_BYTES;
-use tandem_handoff::{KvBlock, Section};
+use tandem_handoff::{Contract, KvBlock, Section};
+use tokio::sync::oneshot;
 
-use self::by_layer::LayerExport;
-use super::sequences::{ActiveSequence, After, ChunkExport, Export, ExportStage, Stage, Work};
-use super::slices::{FullOut, Taking, put_back};
+pub(super) use self::by_layer::LayerExport;
+use super::sequences::{ActiveSequence, After, ChunkExport, Reading, Work};
+use super::slices::{CopyOut, FullOut, Taking, Window};
 use super::{EngineLoop, milliseconds};
 use crate::limits::SLICE_BYTES;
-use crate::sequence::{Computed, Input, SequenceId, StreamedBlock};
+use crate::sequence::{Begun, Computed, Input, SequenceId};
+
+/// The blocks of the part that a prefill for another node computes next, which are filled meanwhile: whoever sends them is
+/// told. An error if nobody does any more; `None` if no layers are given.
+pub(super) fn begin(
+    engine: &dyn Compute,
+    sequence: &mut ActiveSequence,
+    tokens: Range<u32>,
+) -> Option<Result<LayerExport, Gone>> {
+    let last = tokens.end == sequence.kv_end();
+    let Work::Export(e) = &mut sequence.work else {
+        return None;
+    };
+    if !e.by_layer {
+        return None;
+    }
+    let contract = engine.contract();
+    let (start, to) = (tokens.start, tokens.end);
+    let full = FullOut::of(contract, tokens).blocks(contract);
+    let full = full.map(|tokens| (Section::Full, tokens));
+    // Rows before this chunk are copied out first, behind it.
+    let window = e.window.iter().filter(|w| w.next() >= start);
+    let window = window.flat_map(|window| window.blocks(contract, to));
+    let window = window.map(|tokens| (Section::Window, tokens));
+    let (export, blocks) = LayerExport::of(contract, full.chain(window), engine.gives_final_rows());
+    let (whole, chunk) = oneshot::channel();
+    let begun = Begun {
+        blocks,
+        chunk,
+        last,
+    };
+    let told = e.chunks.try_send(Input::Begun(begun));
+    e.begun = Some(whole);
+    Some(told.map(|()| export).map_err(|_| Gone))
+}
+
+/// Nobody takes what is computed any more.
+pub(super) struct Gone;
+
+/// Hands out the rows of a part that has been computed for another node, if all were filled meanwhile; else they are copied
+/// from the engine, a slice at a time.
+pub(super) fn hand_out(
+    engine: &mut dyn KvCache,
+    sequence: &mut ActiveSequence,
+    tokens: Range<u32>,
+    layers: Option<LayerExport>,
+) -> Result<After, EngineError> {
+    let to = tokens.end;
+    let Work::Export(e) = &mut sequence.work else {
+        return Ok(After::Keep);
+    };
+    let mut export = ChunkExport {
+        blocks: Vec::new(),
+        full: FullOut::of(engine.contract(), tokens),
+        computed: Instant::now(),
+    };
+    if let Some(layers) = layers {
+        export.blocks = layers.finish()?;
+        export.full = FullOut::of(engine.contract(), to..to);
+        if let Some(window) = &mut e.window {
+            let rows = export.blocks.iter();
+            for rows in rows.filter(|b| b.section == Section::Window) {
+                window.join(engine.contract(), rows);
+            }
+        }
+    }
+    let lags = e.window.as_ref().is_some_and(|window| window.lags(to));
+    if export.full.is_over() && !lags {
+        return copy_out(engine, sequence, export);
+    }
+    // Behind the next token of others.
+    e.out = Some(export);
+    Ok(After::Keep)
+}
 
 /// Copies a slice of what a prefill for another node has computed; hands all of it out, full blocks and what there
 /// is of the window, once the last slice is copied.
-pub(super) fn hand_out(
+fn copy_out(
     engine: &mut dyn KvCache,
     sequence: &mut ActiveSequence,
     mut export: ChunkExport,
@@ -47,59 +121,18 @@ pub(super) fn hand_out(
         is_whole &= !window.lags(to);
     }
     if !is_whole {
-        e.stage = ExportStage::ChunkExport(export);
+        e.out = Some(export);
         return Ok(After::Keep);
     }
     let ChunkExport {
         blocks, computed, ..
     } = export;
-    Ok(deliver(sequence, blocks, to, computed))
-}
-
-/// The blocks of the chunk that a prefill for another node computes next, which are filled meanwhile.
-pub(super) fn begin(
-    engine: &dyn Compute,
-    export: &Export,
-    tokens: Range<u32>,
-) -> (LayerExport, Vec<StreamedBlock>) {
-    let Range { start, end: to } = tokens;
-    let contract = engine.contract();
-    let full = FullOut::of(contract, tokens).blocks(contract);
-    let full = full.map(|tokens| (Section::Full, tokens));
-    // Rows before this chunk are copied out first, behind it.
-    let window = export.window.iter().filter(|w| w.next() >= start);
-    let window = window.flat_map(|window| window.blocks(contract, to));
-    let window = window.map(|tokens| (Section::Window, tokens));
-    LayerExport::of(contract, full.chain(window), engine.gives_final_rows())
-}
-
-/// Hands out the blocks that were filled while the chunk up to `to` was computed, and what else there is of the
-/// window.
-pub(super) fn hand_out_filled(
-    engine: &mut dyn KvCache,
-    sequence: &mut ActiveSequence,
-    export: LayerExport,
-    to: u32,
-) -> Result<After, EngineError> {
-    let computed = Instant::now();
-    let blocks = export.finish()?;
-    if let Work::Export(e) = &mut sequence.work
-        && let Some(window) = &mut e.window
-    {
-        for rows in blocks.iter().filter(|b| b.section == Section::Window) {
-            window.join(engine.contract(), rows);
-        }
-    }
-    let export = ChunkExport {
-        blocks,
-        full: FullOut::of(engine.contract(), to..to),
-        computed,
-    };
-    hand_out(engine, sequence, export)
+    Ok(deliver(engine.contract(), sequence, blocks, to, computed))
 }
 
 /// Gives the blocks of the chunk up to `to` to be sent.
 fn deliver(
+    contract: &Contract,
     sequence: &mut ActiveSequence,
     blocks: Vec<Arc<KvBlock>>,
     to: u32,
@@ -124,11 +157,17 @@ fn deliver(
         Some(begun) => begun.send(chunk).is_ok(),
         None => e.chunks.try_send(Input::Chunk(chunk)).is_ok(),
     };
-    e.stage = match whole {
-        _ if !last => ExportStage::Prefilling(to),
+    e.end = to;
+    let is_cut = sequence.is_cut(to);
+    sequence.reading = match (whole, CopyOut::of(contract, to).filter(|_| is_cut)) {
+        (None, None) if last => Reading::Complete,
         // The decode node continues from an import, so whoever evaluates here does, too.
-        Some(whole) => ExportStage::PuttingBack(Taking::new(whole)),
-        None => ExportStage::Evaluating,
+        (Some(whole), _) => Reading::Settling {
+            window: Window::Back(Taking::new(whole)),
+            next: to,
+        },
+        (None, Some(out)) => Reading::Copying { out, next: to },
+        (None, None) => Reading::Next(to),
     };
     match delivered {
         true => After::Keep,
@@ -153,96 +192,95 @@ impl EngineLoop {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return Ok(After::Keep);
         };
-        let (engine, place) = (self.engine.as_mut(), sequence.place);
-        let begun = Instant::now();
-        match &mut sequence.work {
-            Work::Export(e) => match &mut e.stage {
-                ExportStage::ChunkExport(export) => {
-                    let export = ChunkExport {
-                        blocks: std::mem::take(&mut export.blocks),
-                        full: export.full.take(),
-                        computed: export.computed,
-                    };
-                    return hand_out(engine, sequence, export);
-                }
-                ExportStage::PuttingBack(taking) => {
-                    let is_back = put_back(engine, place, taking)?;
-                    if is_back {
-                        e.stage = ExportStage::Evaluating;
-                    }
-                }
-                _ => {}
-            },
-            Work::Generate(_) => {
-                return self.copy_window(id, begun);
+        if let Work::Export(e) = &mut sequence.work {
+            let shared = match sequence.reading {
+                Reading::Next(next) if e.end < next => Some(next),
+                _ => None,
+            };
+            let rows = |next: u32| ChunkExport {
+                blocks: Vec::new(),
+                full: FullOut::of(
+                    self.engine.contract(),
+                    e.there.unwrap_or(0).clamp(e.end, next)..next,
+                ),
+                computed: Instant::now(),
+            };
+            if let Some(export) = e.out.take().or_else(|| shared.map(rows)) {
+                return copy_out(self.engine.as_mut(), sequence, export);
             }
-            Work::Retire {
-                chunks,
-                end,
-                window: Some((out, blocks)),
-                ..
-            } => {
-                blocks.extend(out.step(engine, place, *end)?);
-                if let Some(whole) = out.whole() {
-                    let chunk = Computed {
-                        blocks: std::mem::take(blocks),
-                        window: Some(Arc::clone(whole)),
-                        tokens: *end,
-                        computed: begun,
-                        prefill_ms: 0.0,
-                        computed_tokens: 0,
-                        last: true,
-                        receipt_follows: false,
-                    };
-                    // Whoever takes them may have gone.
-                    let _ = chunks.try_send(Input::Chunk(chunk));
-                    return Ok(After::End);
-                }
-            }
-            Work::Retire { .. } => {}
         }
-        Ok(After::Keep)
+        self.copy_window(id)
     }
 
     /// Moves a slice of the window of a prompt that is read here: to where an import puts it, or out for others.
-    fn copy_window(&mut self, id: SequenceId, begun: Instant) -> Result<After, EngineError> {
+    fn copy_window(&mut self, id: SequenceId) -> Result<After, EngineError> {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return Ok(After::Keep);
         };
-        let (engine, place, kv_end) = (self.engine.as_mut(), sequence.place, sequence.kv_end());
-        let Work::Generate(g) = &mut sequence.work else {
-            return Ok(After::Keep);
-        };
+        let (engine, place) = (self.engine.as_mut(), sequence.place);
+        let begun = Instant::now();
         let mut copied = None;
-        match &mut g.stage {
-            Stage::Settling { window, next } => match window.step(engine, place) {
-                Ok(false) => {}
-                Ok(true) if *next == kv_end && sequence.reproducible => {
-                    g.start_decoding(sequence.tokens[kv_end as usize], kv_end);
+        match &mut sequence.reading {
+            Reading::Settling { window, next } => {
+                let next = *next;
+                match window.step(engine, place) {
+                    Ok(false) => {}
+                    Ok(true) => sequence.settled(next),
+                    Err(error) if !sequence.can_start_over() => return Err(error),
+                    Err(error) => {
+                        tracing::warn!(%error, "a window cannot be shared; computing instead");
+                        engine.clear(place);
+                        sequence.reading = Reading::Next(0);
+                        if let Work::Generate(g) = &mut sequence.work {
+                            g.summary.cached_tokens = 0;
+                        }
+                    }
                 }
-                Ok(true) => g.stage = Stage::Prefilling { next: *next },
-                Err(error) if sequence.reproducible => return Err(error),
-                Err(error) => {
-                    tracing::warn!(%error, "a window cannot be shared; computing instead");
-                    engine.clear(place);
-                    g.summary.cached_tokens = 0;
-                    g.stage = Stage::Prefilling { next: 0 };
-                }
-            },
-            Stage::Copying { out, next } => {
-                out.step(engine, place, *next)?;
+            }
+            Reading::Copying { out, next } => {
+                let next = *next;
+                out.step(engine, place, next)?;
                 copied = out.whole().cloned();
                 if copied.is_some() {
-                    g.stage = Stage::Prefilling { next: *next };
+                    sequence.settled(next);
                 }
             }
             _ => return Ok(After::Keep),
         }
         sequence.prefill_ms += milliseconds(begun);
-        g.summary.local_prefill_ms = sequence.prefill_ms;
+        if let Work::Generate(g) = &mut sequence.work {
+            g.summary.local_prefill_ms = sequence.prefill_ms;
+        }
         if let Some(rows) = copied {
             self.keep_window(id, &rows);
         }
         Ok(After::Keep)
+    }
+
+    /// The other node has these tokens: what this one shares with others is handed out from there on.
+    pub(super) fn has_there(&mut self, id: SequenceId, tokens: u32) {
+        if let Some(sequence) = self.sequences.get_mut(&id)
+            && let Work::Export(e) = &mut sequence.work
+        {
+            e.there.get_or_insert(tokens);
+        }
+    }
+}
+
+impl ActiveSequence {
+    /// True if it may as well be read from its first token: nothing of it has been handed out.
+    fn can_start_over(&self) -> bool {
+        match &self.work {
+            Work::Export(e) => e.end == 0,
+            Work::Generate(_) => !self.reproducible,
+        }
+    }
+
+    /// The window before this token is where it belongs.
+    fn settled(&mut self, next: u32) {
+        match &self.work {
+            Work::Export(e) if e.end == self.kv_end() => self.reading = Reading::Complete,
+            _ => self.read_from(next),
+        }
     }
 }

@@ -8,7 +8,7 @@ use tandem_engine::KvEngine;
 use tandem_handoff::codec::Codec;
 use tandem_handoff::policy::Quality;
 
-use super::sequences::{ActiveSequence, Apply, ExportStage, ReceiptState, Stage, Work};
+use super::sequences::{ActiveSequence, Apply, Reading, ReceiptState, Stage, Work};
 use super::{EngineLoop, milliseconds};
 use crate::limits::SLICE_BYTES;
 use crate::sequence::{Carried, HandedOver, Lost, Origin, SequenceId, Told};
@@ -42,15 +42,11 @@ impl EngineLoop {
         let gone =
             || format!("epoch {epoch} of the sequence is over, or it no longer waits for KV");
         let sequence = self.sequences.get_mut(&id).ok_or_else(gone)?;
-        let waits = match &sequence.work {
-            Work::Generate(g) => match g.stage {
-                Stage::Receiving => true,
-                // A handoff that is given up may still bring something.
-                Stage::Seeding => apply.origin == Origin::Pages,
-                _ => false,
-            },
-            Work::Export(e) => matches!(e.stage, ExportStage::Seeding),
-            Work::Retire { .. } => false,
+        let waits = match sequence.reading {
+            Reading::Receiving => true,
+            // A handoff that is given up may still bring something.
+            Reading::Seeding => apply.origin == Origin::Pages,
+            _ => false,
         };
         if !waits {
             return Err(gone());
@@ -68,7 +64,7 @@ impl EngineLoop {
             g.summary.codec = g.summary.codec.max(carried.codec);
             // Pages have none on the wire.
             let is_whole = part.end == block.tokens.end && carried.wire_bytes > 0;
-            if is_whole && matches!(g.stage, Stage::Receiving) {
+            if is_whole && matches!(sequence.reading, Reading::Receiving) {
                 g.summary.handoff_bytes += block.bytes();
                 g.summary.wire_bytes += carried.wire_bytes;
             }
@@ -81,6 +77,9 @@ impl EngineLoop {
         let Some(sequence) = self.sequences.get_mut(&id) else {
             return;
         };
+        if !matches!(sequence.reading, Reading::Seeding) {
+            return;
+        }
         if exact && sequence.reproducible {
             // They may have ended before the place that was chosen.
             let chunking = sequence.chunking(self.engine.tail_tokens());
@@ -91,29 +90,19 @@ impl EngineLoop {
         if held == 0 {
             self.engine.clear(sequence.place);
         }
-        let kv_end = sequence.kv_end();
-        let last = sequence.tokens[kv_end as usize];
         match &mut sequence.work {
-            Work::Generate(g) if matches!(g.stage, Stage::Seeding) => {
-                g.summary.cached_tokens = held;
-                if held == kv_end {
-                    g.start_decoding(last, kv_end);
-                } else {
-                    g.stage = Stage::Prefilling { next: held };
-                }
-            }
-            Work::Export(e) if matches!(e.stage, ExportStage::Seeding) => {
-                e.stage = ExportStage::Prefilling(held);
-            }
-            _ => {}
+            Work::Generate(g) => g.summary.cached_tokens = held,
+            // They have been handed out.
+            Work::Export(e) => e.end = held,
         }
+        sequence.read_from(held);
     }
 
     /// A handoff begins with pages of this node up to here: they are in place, or come next.
     pub(super) fn has_pages(&mut self, id: SequenceId, tokens: u32) {
         if let Some(sequence) = self.sequences.get_mut(&id)
+            && matches!(sequence.reading, Reading::Receiving)
             && let Work::Generate(g) = &mut sequence.work
-            && matches!(g.stage, Stage::Receiving)
         {
             g.summary.cached_tokens = tokens;
         }
@@ -125,13 +114,12 @@ impl EngineLoop {
         };
         let held = self.engine.held(sequence.place);
         let kv_end = sequence.kv_end();
-        let last = sequence.tokens[kv_end as usize];
+        if !matches!(sequence.reading, Reading::Receiving) {
+            return;
+        }
         let Work::Generate(g) = &mut sequence.work else {
             return;
         };
-        if !matches!(g.stage, Stage::Receiving) {
-            return;
-        }
         g.summary.handoff_bytes = handed.raw_bytes;
         g.summary.wire_bytes = handed.wire_bytes;
         g.summary.reconnects = handed.reconnects;
@@ -141,7 +129,7 @@ impl EngineLoop {
         }
         if held == kv_end {
             g.summary.remote_tokens = held.saturating_sub(g.summary.cached_tokens);
-            g.start_decoding(last, kv_end);
+            sequence.complete();
         } else {
             self.fall_back(
                 id,
@@ -238,13 +226,12 @@ impl EngineLoop {
         };
         let chunking = sequence.chunking(self.engine.tail_tokens());
         let kv_end = sequence.kv_end();
-        let last = sequence.tokens[kv_end as usize];
+        if !matches!(sequence.reading, Reading::Receiving) {
+            return;
+        }
         let Work::Generate(g) = &mut sequence.work else {
             return;
         };
-        if !matches!(g.stage, Stage::Receiving) {
-            return;
-        }
         let Lost { reason, is_wrong } = lost;
         // Rows of another quantisation are all of a prompt's rows, or none.
         if is_wrong || g.parity.mixed_quantisation {
@@ -272,15 +259,13 @@ impl EngineLoop {
         tracing::warn!(request = %sequence.request, held, kv_end, "prefilling here what was not handed over");
         if is_wrong {
             // Pages that what came was wrong for are being forgotten.
-            g.pages = None;
+            sequence.pages = None;
         }
-        if held == kv_end {
-            g.start_decoding(last, kv_end);
-        } else if held == 0 {
+        if held == 0 {
             self.engine.clear(sequence.place);
             self.begin(id);
         } else {
-            g.stage = Stage::Prefilling { next: held };
+            sequence.read_from(held);
         }
     }
 }

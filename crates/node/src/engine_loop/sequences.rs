@@ -1,6 +1,5 @@
 //! What the loop knows of each sequence, and what it can do for it next.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,6 @@ use tandem_proto::{GenerateEvent, ParityReport, Phase, PrefillSummary};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::milliseconds;
 use super::slices::{CopyOut, FullOut, Taking, Window};
 use crate::chunking::Chunking;
 use crate::prefix_cache::Keep;
@@ -36,7 +34,11 @@ pub(super) struct ActiveSequence {
     pub(super) chunk: u32,
     pub(super) prefill_ms: f64,
     pub(super) computed_tokens: u32,
+    /// How far the KV of the prompt is.
+    pub(super) reading: Reading,
     pub(super) work: Work,
+    /// Pages of this node that it may begin with.
+    pub(super) pages: Option<PagesHere>,
     /// Whom it shares KV with.
     pub(super) salt: Option<Arc<str>>,
     /// True if it runs alone, and its prompt is computed in fixed shapes.
@@ -45,8 +47,8 @@ pub(super) struct ActiveSequence {
     pub(super) cuts: Vec<u32>,
     /// True if its rows may be wrong.
     pub(super) is_doubtful: bool,
-    /// Frees the place when this is dropped, after the engine has released it; none if its request has ended.
-    pub(super) admission: Option<Admission>,
+    /// Frees the place when this is dropped, after the engine has released it.
+    pub(super) admission: Admission,
 }
 
 pub(super) enum Work {
@@ -54,19 +56,34 @@ pub(super) enum Work {
     Export(Box<Export>),
     /// Generates for a coordinator.
     Generate(Box<Generating>),
-    /// Has generated; hands out its KV.
-    Retire {
-        chunks: mpsc::Sender<Input>,
-        /// What is left of the full layers.
-        full: FullOut,
-        end: u32,
-        /// The window, which is handed out when all full blocks are, and its blocks so far.
-        window: Option<(CopyOut, Vec<Arc<KvBlock>>)>,
-    },
+}
+
+/// How far the KV of a prompt is. It is received, or seeded with pages, or waits, or begins with rows of another
+/// sequence (whose window is put back first); then it is read from a token on, to its end.
+pub(super) enum Reading {
+    /// KV comes from another node.
+    Receiving,
+    /// KV comes from pages of this node.
+    Seeding,
+    /// An older prompt that begins alike is being read: it waits until that one has so many tokens.
+    Waiting { whom: SequenceId, until: u32 },
+    /// This node computes from there on.
+    Next(u32),
+    /// The rows before `next` are there; the window is not yet where an import puts it.
+    Settling { window: Window, next: u32 },
+    /// The window before `next` is copied, for others that go on from there.
+    Copying { out: CopyOut, next: u32 },
+    /// All of it is there.
+    Complete,
 }
 
 pub(super) struct Export {
-    pub(super) stage: ExportStage,
+    /// Rows that are left to copy out of what is computed.
+    pub(super) out: Option<ChunkExport>,
+    /// Up to where rows have been handed out.
+    pub(super) end: u32,
+    /// Up to where the other node has rows, once it has said so.
+    pub(super) there: Option<u32>,
     /// The window, until all of it has been handed out.
     pub(super) window: Option<CopyOut>,
     pub(super) chunks: mpsc::Sender<Input>,
@@ -87,23 +104,8 @@ pub(super) struct ChunkExport {
     pub(super) computed: Instant,
 }
 
-pub(super) enum ExportStage {
-    /// Pages of this node come first.
-    Seeding,
-    /// This node computes from here on.
-    Prefilling(u32),
-    /// Rows are left to copy out of what is computed.
-    ChunkExport(ChunkExport),
-    /// Everything is out; the window is put back.
-    PuttingBack(Taking),
-    /// Everything is out; the last token is next.
-    Evaluating,
-}
-
 pub(super) struct Generating {
     pub(super) stage: Stage,
-    /// Pages of this node that it may begin with.
-    pub(super) pages: Option<PagesHere>,
     pub(super) generation: Generation,
     pub(super) events: mpsc::Sender<GenerateEvent>,
     pub(super) summary: PrefillSummary,
@@ -128,18 +130,8 @@ pub(super) enum ReceiptState {
 }
 
 pub(super) enum Stage {
-    /// KV comes from another node.
-    Receiving,
-    /// KV comes from pages of this node.
-    Seeding,
-    /// An older prompt that begins alike is being read.
-    Waiting,
-    /// This node computes from `next` on.
-    Prefilling { next: u32 },
-    /// The rows before `next` are there; the window is not yet where an import puts it.
-    Settling { window: Window, next: u32 },
-    /// The window before `next` is copied, for others that go on from there.
-    Copying { out: CopyOut, next: u32 },
+    /// Its prompt is being read.
+    Prompt,
     /// KV is complete.
     Decoding {
         token: Token,
@@ -164,15 +156,32 @@ pub(super) enum After {
 }
 
 impl ActiveSequence {
-    /// Counts tokens of the prompt that were computed since then.
-    pub(super) fn has_computed(&mut self, tokens: &Range<u32>, since: Instant) {
-        self.prefill_ms += milliseconds(since);
-        self.computed_tokens += tokens.end - tokens.start;
-    }
-
     /// KV must cover tokens `[0, kv_end)`; the last token is evaluated by decoding.
     pub(super) fn kv_end(&self) -> u32 {
         u32::try_from(self.tokens.len()).unwrap_or(u32::MAX) - 1
+    }
+
+    /// The rows before this token are there: it is read from there on, or is complete.
+    pub(super) fn read_from(&mut self, next: u32) {
+        match &self.work {
+            Work::Generate(_) if next == self.kv_end() => self.complete(),
+            _ => self.reading = Reading::Next(next),
+        }
+    }
+
+    /// The KV of its prompt is complete: decoding starts with its last token.
+    pub(super) fn complete(&mut self) {
+        let position = self.kv_end();
+        self.reading = Reading::Complete;
+        if let Work::Generate(g) = &mut self.work {
+            let summary = g.summary.clone();
+            g.tell(GenerateEvent::Prefilled(summary));
+            g.stage = Stage::Decoding {
+                token: self.tokens[position as usize],
+                position,
+                first: None,
+            };
+        }
     }
 
     /// How it is computed by an engine that computes its end in steps of `tail` tokens.
@@ -188,7 +197,6 @@ impl ActiveSequence {
     pub(super) fn abandoned(&self, stall: Duration) -> bool {
         match &self.work {
             Work::Export(export) => export.chunks.is_closed(),
-            Work::Retire { chunks, .. } => chunks.is_closed(),
             Work::Generate(g) => {
                 g.events.is_closed() || g.stalled.is_some_and(|t| t.elapsed() > stall)
             }
@@ -196,70 +204,50 @@ impl ActiveSequence {
     }
 
     pub(super) fn phase(&self) -> Phase {
-        match &self.work {
-            Work::Export(_) => Phase::Prefilling,
-            Work::Retire { .. } => Phase::Decoding,
-            Work::Generate(g) => match g.stage {
-                Stage::Receiving | Stage::Seeding => Phase::Receiving,
-                Stage::Waiting
-                | Stage::Prefilling { .. }
-                | Stage::Settling { .. }
-                | Stage::Copying { .. } => Phase::Prefilling,
-                _ => Phase::Decoding,
-            },
+        match (&self.work, &self.reading) {
+            (Work::Generate(_), Reading::Complete) => Phase::Decoding,
+            (Work::Generate(_), Reading::Receiving | Reading::Seeding) => Phase::Receiving,
+            _ => Phase::Prefilling,
         }
     }
 
     /// True if a token can be computed now.
     pub(super) fn can_decode(&self) -> bool {
         match &self.work {
-            Work::Export(e) => matches!(e.stage, ExportStage::Evaluating),
-            Work::Retire { .. } => false,
+            Work::Export(_) => matches!(self.reading, Reading::Complete),
             Work::Generate(g) => matches!(g.stage, Stage::Decoding { .. }) && g.has_room(),
         }
     }
 
-    /// True if tokens of its prompt can be read beside those of others now.
+    /// True if tokens of its prompt can be read now.
     pub(super) fn can_read(&self) -> bool {
-        match &self.work {
-            Work::Generate(g) => {
-                let is_reading = matches!(g.stage, Stage::Prefilling { .. });
-                is_reading && !self.reproducible && g.events.capacity() >= EVENTS_AT_ONCE
-            }
-            _ => false,
-        }
-    }
-
-    /// True if a chunk can be computed by itself now.
-    pub(super) fn can_prefill(&self) -> bool {
+        let Reading::Next(next) = self.reading else {
+            return false;
+        };
         match &self.work {
             // One place stays free for the receipt.
-            Work::Export(e) => {
-                matches!(e.stage, ExportStage::Prefilling(_)) && e.chunks.capacity() > 1
-            }
-            Work::Retire { chunks, window, .. } => window.is_none() && chunks.capacity() > 0,
-            Work::Generate(g) => {
-                matches!(g.stage, Stage::Prefilling { .. })
-                    && self.reproducible
-                    && g.events.capacity() > 0
-            }
+            Work::Export(e) => e.out.is_none() && e.end == next && e.chunks.capacity() > 1,
+            Work::Generate(g) => g.events.capacity() >= EVENTS_AT_ONCE,
         }
     }
 
     /// True if a slice of its KV can be copied now.
     pub(super) fn can_copy(&self) -> bool {
+        let copies = matches!(
+            self.reading,
+            Reading::Settling { .. } | Reading::Copying { .. }
+        );
         match &self.work {
-            Work::Export(e) => match &e.stage {
-                // There was room for the chunk when it was begun.
-                ExportStage::ChunkExport(_) | ExportStage::PuttingBack(_) => true,
-                _ => false,
-            },
-            Work::Retire { chunks, window, .. } => window.is_some() && chunks.capacity() > 0,
-            Work::Generate(g) => {
-                let copies = matches!(g.stage, Stage::Settling { .. } | Stage::Copying { .. });
-                copies && g.events.capacity() > 0
-            }
+            // There was room for the chunk when it was begun.
+            Work::Export(e) => copies || e.out.is_some() || self.has_shared(e),
+            Work::Generate(g) => copies && g.events.capacity() > 0,
         }
+    }
+
+    /// True if rows that it shares can be handed out: as far as the other node lacks them.
+    fn has_shared(&self, export: &Export) -> bool {
+        let is_there = matches!(self.reading, Reading::Next(next) if export.end < next);
+        is_there && export.there.is_some() && export.chunks.capacity() > 1
     }
 }
 
@@ -296,16 +284,5 @@ impl Generating {
                 if parity.same_top { "equal" } else { "another" }
             )
         })
-    }
-
-    /// KV is complete: decoding starts with the last token of the prompt.
-    pub(super) fn start_decoding(&mut self, last_token: Token, position: u32) {
-        let summary = self.summary.clone();
-        self.tell(GenerateEvent::Prefilled(summary));
-        self.stage = Stage::Decoding {
-            token: last_token,
-            position,
-            first: None,
-        };
     }
 }

@@ -193,14 +193,6 @@ impl FullOut {
         })
     }
 
-    /// What is left is up to whoever takes it.
-    pub(super) fn take(&mut self) -> Self {
-        Self {
-            rest: self.rest.clone(),
-            begun: self.begun.take(),
-        }
-    }
-
     /// The first token that is left.
     pub(super) fn next(&self) -> u32 {
         self.rest.start

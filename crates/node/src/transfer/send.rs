@@ -32,7 +32,7 @@ use crate::link_estimate::Report;
 use crate::model::Model;
 use crate::prefix_cache::{Keep, Tail, keep_block};
 use crate::route::Route;
-use crate::sequence::Input;
+use crate::sequence::{Command, Input, SequenceId};
 use crate::transfer::wire::WireError;
 
 /// Why a step failed.
@@ -136,6 +136,14 @@ impl Kept {
     }
 }
 
+impl Sending {
+    /// The receiver has the tokens before this one.
+    async fn has_there(&self, tokens: u32) {
+        let there = Command::There(self.sequence, tokens);
+        self.model.deliver(there).await;
+    }
+}
+
 impl std::fmt::Debug for Kept {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Kept({} tokens)", self.tokens.len())
@@ -149,6 +157,8 @@ pub struct Sending {
     pub request: String,
     /// The model, whose engine may have paused for want of room.
     pub model: Arc<Model>,
+    /// Whose rows they are.
+    pub sequence: SequenceId,
     /// Its pages.
     pub kept: Kept,
 }

@@ -17,7 +17,7 @@ use tandem_node::model::Model;
 use tandem_node::prefix_cache::Keep;
 use tandem_node::sequence::{
     Carried, Command, GenerateSequence, HandedOver, Input, Origin, PagesHere, Parity,
-    PrefillSequence, SequenceId, Source,
+    PrefillSequence, SequenceId, SequencePrompt, Source,
 };
 use tandem_prefix_cache::PageStore;
 use tandem_proto::{Format, GenerationParams, SamplingParams};
@@ -126,13 +126,15 @@ fn waiting_with(
     };
     let tokenizer = Arc::clone(&model.tokenizer);
     let sequence = GenerateSequence {
-        request: format!("request-{}", id.0),
-        tokens: tokens.to_vec(),
-        chunk: 16,
+        prompt: SequencePrompt {
+            request: format!("request-{}", id.0),
+            tokens: tokens.to_vec(),
+            chunk: 16,
+            pages: instead.map(|ask| PagesHere { tokens: None, ask }),
+            salt: None,
+            reproducible: true,
+        },
         source: Source::Remote,
-        pages: instead.map(|ask| PagesHere { tokens: None, ask }),
-        salt: None,
-        reproducible: true,
         parity: Parity {
             expected: false,
             bound: ParityBound::default(),
@@ -291,12 +293,15 @@ fn reading(model: &Arc<Model>, tokens: &[u32]) -> (SequenceId, mpsc::Receiver<In
     let id = admission.sequence;
     let (chunks, computed) = mpsc::channel(MAX_CHUNKS_WAITING + 1);
     let sequence = PrefillSequence {
-        request: format!("request-{}", id.0),
-        tokens: tokens.to_vec(),
-        chunk: 16,
-        seeded: false,
+        prompt: SequencePrompt {
+            request: format!("request-{}", id.0),
+            tokens: tokens.to_vec(),
+            chunk: 16,
+            pages: None,
+            salt: None,
+            reproducible: false,
+        },
         by_layer: true,
-        reproducible: false,
         hand_back: None,
         chunks,
     };

@@ -332,6 +332,8 @@ async fn with_pages(config: &FakeConfig, limits: Limits) -> (Rig, Brake) {
     let mut plan = Plan::new(config, limits);
     plan.deal.tokens = prompt(PAGES + 20);
     Reuse::All.set(&mut plan.deal.terms);
+    // Rows that are still in its cache would be shared.
+    plan.receiving.cached = 0;
     let brake = Brake::on(&mut plan.receiving, CallKind::Import, 0);
     let rig = plan.start().await;
     let mut before = rig.deal.clone();

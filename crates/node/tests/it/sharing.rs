@@ -115,6 +115,82 @@ async fn a_window_is_copied_where_prompts_part() {
     node.clean().await;
 }
 
+/// Kinds of models whose KV is handed over, layer by layer or a part at a time.
+fn handed_over() -> impl Iterator<Item = FakeConfig> {
+    let kinds = [FakeConfig::default(), FakeConfig::windowed()];
+    kinds.into_iter().flat_map(|config| {
+        [false, true].map(|by_layer| FakeConfig {
+            by_layer,
+            ..config.clone()
+        })
+    })
+}
+
+/// A prefill node and a decode node without pages, and the calls of the first one.
+async fn pair(mut config: FakeConfig) -> (TestNode, TestNode, Calls) {
+    let calls = Calls::of(&mut config);
+    let start = |role, config: &FakeConfig| {
+        let mut setup = Setup::new(role, config);
+        setup.pages.ram_bytes = 0;
+        setup.start()
+    };
+    let prefill = start(Role::Prefill, &config).await;
+    config.gate = None;
+    (prefill, start(Role::Decode, &config).await, calls)
+}
+
+fn deal(id: u32) -> Deal {
+    let mut deal = Deal::new(&ending(id, 40 + id), 32);
+    deal.id = format!("req-{id}");
+    Reuse::All.set(&mut deal.terms);
+    deal
+}
+
+/// Both nodes go on from rows that they have: those are neither computed nor sent again.
+#[tokio::test]
+async fn pairs_compute_and_send_a_common_beginning_once() {
+    for config in handed_over() {
+        let (prefill, decode, calls) = pair(config.clone()).await;
+        // Where prompts part is known from the second one on.
+        let first = if config.window > 0 { 2 } else { 1 };
+        for id in 0..4 {
+            let deal = deal(id);
+            let outcome = deal.run(&prefill, &decode).await;
+            outcome.whole(&deal.expected(&config).await, "tokens");
+            let there = if id == 0 { 0 } else { COMMON };
+            assert_eq!(outcome.done().2, there, "{id}");
+            assert_eq!(outcome.answer.summary.cached_tokens, there, "{id}");
+            let kv_end = deal.tokens.len() as u32 - 1;
+            let known = if id < first { 0 } else { COMMON };
+            assert_eq!(calls.prefilled(), kv_end - known, "{id}");
+        }
+        prefill.clean().await;
+        decode.clean().await;
+    }
+}
+
+/// Prompts of several requests are read in the same calls, and what they have in common once.
+#[tokio::test]
+async fn pairs_share_what_comes_at_once() {
+    for config in handed_over() {
+        let (prefill, decode, calls) = pair(config.clone()).await;
+        let deals: Vec<Deal> = (0..4).map(deal).collect();
+        let outcomes = deals.iter().map(|deal| deal.run(&prefill, &decode));
+        let outcomes = futures_util::future::join_all(outcomes).await;
+        let mut own = 0;
+        for (deal, outcome) in deals.iter().zip(outcomes) {
+            outcome.whole(&deal.expected(&config).await, "tokens");
+            own += deal.tokens.len() as u32 - 1 - COMMON;
+        }
+        // Where prompts part may be known from the second one on only.
+        let most = if config.window > 0 { 2 } else { 1 };
+        let common = calls.prefilled() - own;
+        assert!(common == COMMON || common == most * COMMON, "{common}");
+        prefill.clean().await;
+        decode.clean().await;
+    }
+}
+
 #[tokio::test]
 async fn other_salts_and_requests_without_reuse_share_nothing() {
     let config = FakeConfig::default();

@@ -241,10 +241,13 @@ async fn a_receipt_does_not_wait_for_the_chunk_of_another_prompt() {
             |call: &Call| matches!(call, Call::Prefill { tokens, .. } if tokens.end == 2 * CHUNK);
         // Of the short prompt, which came first.
         let at = calls.iter().position(last).unwrap();
-        let computed = calls[at + 1..]
+        let mut computed = calls[at + 1..]
             .iter()
-            .find(|call| matches!(call.kind(), CallKind::Prefill | CallKind::Decode));
-        assert_eq!(computed.unwrap().kind(), CallKind::Decode, "{calls:?}");
+            .map(Call::kind)
+            .filter(|kind| matches!(kind, CallKind::Prefill | CallKind::Decode));
+        // In one call with it at most.
+        let kinds = [computed.next(), computed.next()];
+        assert!(kinds.contains(&Some(CallKind::Decode)), "{calls:?}");
         prefill.clean().await;
         decode.clean().await;
     }

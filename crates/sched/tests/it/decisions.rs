@@ -1,7 +1,7 @@
 //! One situation, one decision.
 
 use super::*;
-use tandem_sched::limits::{BLOCKS_PER_REQUEST, FOLLOW_BLOCKS, MAX_PREFIXES};
+use tandem_sched::limits::{BLOCKS_PER_REQUEST, MAX_PREFIXES};
 
 const PAIR: &[&str] = &["p0", "p1", "d0", "d1"];
 
@@ -93,7 +93,7 @@ fn the_next_turn_goes_where_the_one_before_has_been() {
         computed: true,
     };
     check(&mut s, prefill_ended, &[]);
-    // Of one that is cancelled nobody knows how much is there.
+    // Of one that is cancelled some may be where it was read.
     check(&mut s, submit("x", &begins(3, 9)), &["x@d0<p1"]);
     let cancel = Event::Cancel {
         request: "x".into(),
@@ -117,56 +117,28 @@ fn the_next_turn_goes_where_the_one_before_has_been() {
     check(&mut s, finish("d", &begins(2, 9)), &[]);
     check(&mut s, submit("e", &begins(1, 9)), &["e@d0<p0"]);
     check(&mut s, finish("e", &begins(1, 9)), &[]);
+    check(&mut s, submit("f", &begins(3, 9)), &["f@d0<p1"]);
     // Nobody has seen it, or has seen it of another model.
-    check(&mut s, submit("f", &begins(3, 9)), &["f@d0<p0"]);
+    check(&mut s, submit("g", &begins(4, 9)), &["g@d1<p0"]);
 }
 
-fn ended(request: &str, computed: bool) -> Event {
-    Event::PrefillEnded {
-        request: request.into(),
-        computed,
-    }
-}
-
-/// What several share is computed once: the others wait for the first of them, and go where it is.
+/// What several share is read once: nobody waits, and the others go where it is being read.
 #[test]
-fn who_begins_like_a_prefill_that_goes_on_waits_for_it() {
-    let follow = u64::try_from(FOLLOW_BLOCKS).unwrap();
+fn who_begins_like_a_prefill_that_goes_on_goes_there() {
+    let many = u64::try_from(2 * BLOCKS_PER_REQUEST).unwrap();
     let shares = |id: &str, blocks: u64, own: u64| {
         let prefix = [begins(1, blocks), begins(own, 20)].concat();
         about(submit(id, "m", Route::Auto), &prefix)
     };
-    for computed in [true, false] {
-        let mut s = pairs(9);
-        check(&mut s, shares("a", follow, 2), &["a@d0<p0"]);
-        check(&mut s, shares("b", follow, 3), &["b?0"]);
-        check(&mut s, shares("c", follow, 4), &["c?1"]);
-        // These have less of it, nothing of it, or prefill by themselves.
-        check(&mut s, shares("d", follow - 1, 5), &["d@d1<p1"]);
-        check(&mut s, shares("e", 0, 6), &["e@d0<p0"]);
-        let local = about(submit("f", "m", Route::Local), &begins(1, follow));
-        check(&mut s, local, &["f@d1<-"]);
-        if computed {
-            check(&mut s, ended("a", true), &["b@d0<p0", "c@d1<p1"]);
-        } else {
-            // Nobody has it: the next one is the first.
-            check(&mut s, ended("a", false), &["b@d0<p0"]);
-            check(&mut s, ended("b", true), &["c@d1<p0"]);
-        }
-    }
-    // Whoever is the first may leave.
     let mut s = pairs(9);
-    check(&mut s, shares("a", follow, 2), &["a@d0<p0"]);
-    check(&mut s, shares("b", follow, 3), &["b?0"]);
-    let leaves = Event::Cancel {
-        request: "a".into(),
-    };
-    check(&mut s, leaves, &["b@d0<p0"]);
-    // What the node has had before is not waited for.
-    check(&mut s, ended("b", true), &[]);
-    check(&mut s, finished("b"), &[]);
-    check(&mut s, shares("c", follow, 7), &["c@d0<p0"]);
-    check(&mut s, shares("d", follow, 8), &["d@d1<p1"]);
+    check(&mut s, shares("a", many, 2), &["a@d0<p0"]);
+    check(&mut s, shares("b", many, 3), &["b@d1<p0"]);
+    // Two more there are as much as it is worth.
+    check(&mut s, shares("c", many, 4), &["c@d0<p0"]);
+    check(&mut s, shares("d", many, 5), &["d@d1<p1"]);
+    // These have too little of it, or nothing.
+    check(&mut s, shares("e", 1, 6), &["e@d0<p1"]);
+    check(&mut s, shares("f", 0, 7), &["f@d1<p1"]);
 }
 
 /// They are another pair once one of them has been away.

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::*;
 use proptest::prelude::*;
 use tandem_sched::Route;
-use tandem_sched::limits::FOLLOW_BLOCKS;
 
 const NODES: [&str; 4] = ["n0", "n1", "n2", "n3"];
 const MODELS: [&str; 2] = ["m", "k"];
@@ -118,18 +117,8 @@ impl Account {
         assert!(!plan.mixed_quantisation, "nobody has permitted it");
     }
 
-    /// True if a prefill that is going on computes much of its prompt.
-    fn follows(&self, request: &str, model: usize) -> bool {
-        let own = begins(request);
-        self.plans.iter().any(|(leader, (of, plan))| {
-            let prefix = begins(leader);
-            let common = own.iter().zip(&prefix).take_while(|(a, b)| a == b);
-            *of == model && plan.prefill.is_some() && common.count() >= FOLLOW_BLOCKS
-        })
-    }
-
     /// Nobody with the same model and route who came earlier and was never started still waits, but for those who
-    /// wait for a prefill node that this one does without, or for a prefill that begins like theirs.
+    /// wait for a prefill node that this one does without.
     fn in_order(&self, request: &str, plan: &Plan) {
         let (index, model, route) = self.model_of(request);
         let alone = |note: &String| note.contains("no prefill node has room");
@@ -138,7 +127,6 @@ impl Account {
         }
         for (earlier, m, r) in &self.submitted[..index] {
             let same = *m == model && *r == route && !self.retried.contains(earlier);
-            let same = same && !self.follows(earlier, model);
             assert!(
                 !(same && self.waiting.contains(earlier)),
                 "{request} overtook {earlier}"

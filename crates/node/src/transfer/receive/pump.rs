@@ -225,13 +225,18 @@ impl Pump {
         self.open(first, accept).await
     }
 
-    /// Puts pages of this node into the sequence; gives the end of the tokens that are there then.
+    /// Begins with rows that other sequences have, then with pages of this node; gives the end of the tokens that are there
+    /// then.
     async fn seed(&mut self) -> Result<u32, Fault> {
-        let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
-            return Ok(0);
+        // The engine may be in the middle of a step.
+        let mut have = match self.permitted.keep.shares() {
+            true => self.permitted.begin().await,
+            false => 0,
         };
-        let mut have = 0;
-        let mut pieces = Pieces::pages(pinned, 0..self.kv_end, self.limits.page_read);
+        let Some(pinned) = self.permitted.keep.pin(&self.tokens) else {
+            return Ok(have);
+        };
+        let mut pieces = Pieces::pages(pinned, have..self.kv_end, self.limits.page_read);
         loop {
             let blocks = match pieces.next().await {
                 Ok(blocks) => blocks,

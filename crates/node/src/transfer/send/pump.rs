@@ -88,7 +88,11 @@ impl Pump {
             }
             Err(Fault::Broken(reason)) => self.reconnect(&reason).await?,
         }
-        self.account.accepted(self.sender.accepted().have_tokens);
+        let there = self.sender.accepted().have_tokens;
+        self.account.accepted(there);
+        if let Some(sending) = &self.sending {
+            sending.has_there(there).await;
+        }
         self.tell(PrefillEvent::Accepted).await;
         loop {
             match self.step().await {
