@@ -14,11 +14,11 @@ use tandem_handoff::page::page_start;
 use tokio::sync::oneshot;
 
 use super::EngineLoop;
-use super::retire::{Retiring, Unpaged};
-use super::sequences::{ActiveSequence, Reading, ReceiptState, Work};
+use super::retire::Retiring;
+use super::sequences::{ActiveSequence, Cached, Reading, ReceiptState, Unpaged, Work};
 use super::slices::{Taking, Window};
 use crate::limits::{MAX_WINDOWS, MIN_SHARED, WINDOW_BYTES};
-use crate::sequence::{Admission, SequenceId};
+use crate::sequence::SequenceId;
 
 /// Rows in the engine that belong to no request, and windows in memory.
 #[derive(Default)]
@@ -28,18 +28,6 @@ pub(super) struct Beginnings {
     windows: Vec<CutWindow>,
     /// Counts uses.
     clock: u64,
-}
-
-/// A sequence whose request has ended.
-pub(super) struct Cached {
-    pub(super) place: Sequence,
-    /// Whom it shares its rows with; `None`: with nobody.
-    pub(super) salt: Option<Arc<str>>,
-    /// Those whose rows it has.
-    pub(super) tokens: Vec<Token>,
-    used: u64,
-    /// What pages are to be made of, if that has not been done yet.
-    pages: Option<Box<Unpaged>>,
 }
 
 /// The window at the end of some tokens.
@@ -217,22 +205,6 @@ impl Beginnings {
 }
 
 impl ActiveSequence {
-    /// What is left of it when its request ends: its place, and the tokens of prompt and answer.
-    pub(super) fn into_cached(self, salt: Option<Arc<str>>) -> (Cached, Admission) {
-        let mut tokens = self.tokens;
-        if let Work::Generate(g) = &self.work {
-            tokens.extend_from_slice(g.generation.generated());
-        }
-        let cached = Cached {
-            place: self.place,
-            salt,
-            tokens,
-            used: 0,
-            pages: None,
-        };
-        (cached, self.admission)
-    }
-
     /// How many of these tokens it begins with, of its prompt and its answer so far.
     fn common(&self, tokens: &[Token]) -> u32 {
         let of_prompt = common(tokens, &self.tokens);

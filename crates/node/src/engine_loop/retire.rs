@@ -5,27 +5,13 @@ use std::time::Instant;
 
 use tandem_engine::{EngineError, KvEngine, Sequence, Token};
 use tandem_handoff::{Contract, KvBlock};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::EngineLoop;
-use super::beginnings::Cached;
-use super::sequences::After;
+use super::sequences::{After, Cached, Unpaged};
 use super::slices::{CopyOut, FullOut};
 use crate::limits::MAX_CHUNKS_WAITING;
-use crate::prefix_cache::Keep;
 use crate::sequence::{Admission, Computed, Input, Retired};
-
-/// KV of which pages are to be made.
-pub(super) struct Unpaged {
-    pub(super) keep: Keep,
-    pub(super) retire: oneshot::Sender<Retired>,
-    /// Tokens of the answer among those.
-    pub(super) generated: u32,
-    /// Where the rows end of which pages are made.
-    pub(super) end: u32,
-    /// True if no other node has computed any of it.
-    pub(super) is_own: bool,
-}
 
 /// A sequence whose KV is handed out. [`Retiring::start`] finds what there are no pages of; then a [`Retiring::step`] at a
 /// time copies a block of it, and the window in the end.

@@ -184,6 +184,22 @@ impl ActiveSequence {
         }
     }
 
+    /// What is left of it when its request ends: its place, and the tokens of prompt and answer.
+    pub(super) fn into_cached(self, salt: Option<Arc<str>>) -> (Cached, Admission) {
+        let mut tokens = self.tokens;
+        if let Work::Generate(g) = &self.work {
+            tokens.extend_from_slice(g.generation.generated());
+        }
+        let cached = Cached {
+            place: self.place,
+            salt,
+            tokens,
+            used: 0,
+            pages: None,
+        };
+        (cached, self.admission)
+    }
+
     /// How it is computed by an engine that computes its end in steps of `tail` tokens.
     pub(super) fn chunking(&self, tail: u32) -> Chunking {
         Chunking {
@@ -249,6 +265,31 @@ impl ActiveSequence {
         let is_there = matches!(self.reading, Reading::Next(next) if export.end < next);
         is_there && export.there.is_some() && export.chunks.capacity() > 1
     }
+}
+
+/// A sequence whose request has ended.
+pub(super) struct Cached {
+    pub(super) place: Sequence,
+    /// Whom it shares its rows with; `None`: with nobody.
+    pub(super) salt: Option<Arc<str>>,
+    /// Those whose rows it has.
+    pub(super) tokens: Vec<Token>,
+    /// When it was used last.
+    pub(super) used: u64,
+    /// What pages are to be made of, if that has not been done yet.
+    pub(super) pages: Option<Box<Unpaged>>,
+}
+
+/// KV of which pages are to be made.
+pub(super) struct Unpaged {
+    pub(super) keep: Keep,
+    pub(super) retire: oneshot::Sender<Retired>,
+    /// Tokens of the answer among those.
+    pub(super) generated: u32,
+    /// Where the rows end of which pages are made.
+    pub(super) end: u32,
+    /// True if no other node has computed any of it.
+    pub(super) is_own: bool,
 }
 
 /// Events of one step at most: the prompt is there, a token, the end.

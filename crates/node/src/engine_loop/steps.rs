@@ -8,8 +8,8 @@ use tandem_proto::{FinishReason, GenerateEvent};
 
 use super::batch::Choice;
 use super::beginnings::length;
-use super::retire::{Retiring, Unpaged};
-use super::sequences::{After, ReceiptState, Stage, Work};
+use super::retire::Retiring;
+use super::sequences::{After, ReceiptState, Stage, Unpaged, Work};
 use super::{EngineLoop, engine_error, generation_error, milliseconds};
 use crate::sequence::{Input, SequenceId};
 
