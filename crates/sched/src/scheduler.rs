@@ -353,7 +353,8 @@ impl Scheduler {
                     plan,
                 } => {
                     let request = waiting.request.clone();
-                    if let Some(node) = prefill {
+                    // Unless the decode node may do without it.
+                    if let Some(node) = prefill.filter(|_| plan.alone_percent == 0) {
                         // Others that begin alike had better go there, too, where it is read once.
                         self.prefixes.learn(model, &waiting.prefix, &[node]);
                         reads.push((model, waiting.prefix.clone()));
