@@ -53,8 +53,31 @@ pub fn check(
             let there = probe::generate(engine, &what, to, prompt, &probe::greedy());
             measured.take_answers(&format!("{what}, left"), &alone, &there, rounding);
             engine.release(to);
+            let received = receive_rest(engine, &what, prompt, end);
+            measured.take_answers(&format!("{what}, received"), &alone, &received, rounding);
         }
     }
+}
+
+/// The answer of a sequence that begins like another one, and gets the rest of its rows and its window from elsewhere.
+fn receive_rest(engine: &mut dyn KvEngine, what: &str, prompt: &Prompt, end: u32) -> Answer {
+    let what = format!("{what}, and the rest received");
+    let from = probe::open(engine, &what);
+    probe::prefill_from(engine, &what, from, prompt, 0);
+    let blocks = probe::export_all(engine, &what, from, prompt);
+    let to = probe::open(engine, &what);
+    probe::ok(&what, engine.share(from, to, end));
+    let is_here = |block: &&KvBlock| match block.section {
+        Section::Full => block.tokens.end <= end,
+        Section::Window => end == prompt.prefilled(),
+    };
+    for block in blocks.iter().filter(|block| !is_here(block)) {
+        probe::import(engine, &what, to, block);
+    }
+    engine.release(from);
+    let answer = probe::generate(engine, &what, to, prompt, &probe::greedy());
+    engine.release(to);
+    answer
 }
 
 /// The window of a prompt at a position, if the model has windows.
