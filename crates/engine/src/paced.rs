@@ -144,27 +144,46 @@ impl PacedEngine {
 
     /// Takes the time of a chunk, and gives its rows meanwhile.
     fn play_chunk(&self, item: &Item<'_>, give: &mut GiveRows<'_>) {
-        let (start, end) = (item.start, item.end());
-        let whole = self.pace.prefill(start, end - start);
+        let whole = self.pace.prefill(item.start, item.end() - item.start);
         let began = self.machine.begin(Instant::now(), whole);
-        let layers = u32::try_from(self.contract.layers.len()).unwrap_or(u32::MAX);
+        let layers = self.layers();
         for layer in 0..layers {
             sleep_until(began + whole * (layer + 1) / layers);
-            for kind in [PlaneKind::Key, PlaneKind::Value] {
-                let row = self.row_bytes(layer, kind);
-                let read = |wanted: Range<u32>, out: &mut Vec<u8>| {
-                    let wanted = wanted.start.max(start)..wanted.end.min(end);
-                    let at = self.offset(layer, kind, wanted.start);
-                    extend(&self.pattern, at, wanted.len() * row, out);
-                };
-                give(&LayerRows {
-                    sequence: item.sequence,
-                    layer,
-                    kind,
-                    tokens: start..end,
-                    read: &read,
-                });
-            }
+            self.give_layer(item, layer, give);
+        }
+    }
+
+    /// Takes the time of a step of decoding, and gives its rows.
+    fn play_step(&self, items: &[&Item<'_>], give: &mut GiveRows<'_>) {
+        let held: Vec<u32> = items.iter().map(|item| item.end()).collect();
+        let long = self.pace.step(&held);
+        sleep_until(self.machine.begin(Instant::now(), long) + long);
+        for item in items {
+            (0..self.layers()).for_each(|layer| self.give_layer(item, layer, give));
+        }
+    }
+
+    fn layers(&self) -> u32 {
+        u32::try_from(self.contract.layers.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Gives the rows of an item of one layer.
+    fn give_layer(&self, item: &Item<'_>, layer: u32, give: &mut GiveRows<'_>) {
+        let (start, end) = (item.start, item.end());
+        for kind in [PlaneKind::Key, PlaneKind::Value] {
+            let row = self.row_bytes(layer, kind);
+            let read = |wanted: Range<u32>, out: &mut Vec<u8>| {
+                let wanted = wanted.start.max(start)..wanted.end.min(end);
+                let at = self.offset(layer, kind, wanted.start);
+                extend(&self.pattern, at, wanted.len() * row, out);
+            };
+            give(&LayerRows {
+                sequence: item.sequence,
+                layer,
+                kind,
+                tokens: start..end,
+                read: &read,
+            });
         }
     }
 
@@ -406,20 +425,18 @@ impl Compute for PacedEngine {
     fn evaluate(
         &mut self,
         items: &[Item<'_>],
-        mut give: Option<&mut GiveRows<'_>>,
+        give: Option<&mut GiveRows<'_>>,
     ) -> Result<Vec<Vec<f32>>, EngineError> {
         check_items(self, self.tokenizer.len(), items)?;
-        let is_step = |item: &&Item<'_>| item.logits && item.tokens.len() == 1;
-        for item in items.iter().filter(|item| !is_step(item)) {
-            match &mut give {
-                Some(give) => self.play_chunk(item, *give),
-                None => self.play_chunk(item, &mut |_| {}),
-            }
+        let mut nobody = |_: &LayerRows<'_>| {};
+        let give = give.unwrap_or(&mut nobody);
+        let (steps, chunks): (Vec<_>, Vec<_>) =
+            (items.iter()).partition(|item| item.logits && item.tokens.len() == 1);
+        for item in chunks {
+            self.play_chunk(item, give);
         }
-        let steps: Vec<u32> = items.iter().filter(is_step).map(Item::end).collect();
         if !steps.is_empty() {
-            let long = self.pace.step(&steps);
-            sleep_until(self.machine.begin(Instant::now(), long) + long);
+            self.play_step(&steps, give);
         }
         for item in items {
             let end = item.end();
