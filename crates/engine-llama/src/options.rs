@@ -107,12 +107,11 @@ pub enum LlamaError {
 }
 
 /// Sequences of ended requests that stay in the cache beside so many, unless somebody knows better: prompts that begin
-/// alike come one behind the other, and each sequence with a window takes memory of its own.
+/// alike come one behind the other. No more, because attention looks at the cells of all sequences, and passes over those
+/// of others: with eight instead of two, eight answers of a small model with windows took a quarter longer.
 #[must_use]
 pub fn cached_sequences(sequences: u32) -> u32 {
-    sequences
-        .clamp(2, 32)
-        .min(MAX_SEQUENCES.saturating_sub(sequences))
+    2.min(MAX_SEQUENCES.saturating_sub(sequences))
 }
 
 /// Sequences are not made shorter than this for want of memory: a prompt of one work would have no place.

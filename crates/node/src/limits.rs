@@ -84,10 +84,14 @@ pub const ADMISSION_WAIT: Duration = Duration::from_secs(1);
 /// How long a reproducible request waits for the end of all others on the node that decodes it. The node that prefills it
 /// is waited for as long as its permission to send KV is good.
 pub const ALONE_WAIT: Duration = Duration::from_secs(30 * 60);
-/// How much later than on a quiet node a token of a running answer may come because prompts are read beside it.
+/// How much later than on a quiet node a token of a running answer may come because a prompt is read beside it; half as much
+/// again and again for each further request, and as long as [`MIN_CHUNK`] tokens take in any case.
 pub const STALL: Duration = Duration::from_millis(50);
 /// Tokens of prompts that are read beside running answers in any case.
 pub const MIN_CHUNK: u32 = 16;
+/// Tokens of a step of which a processor computes attention together; with fewer it takes each by itself, which takes up to
+/// three times as long (`GGML_FA_TILE_Q` of ggml).
+pub const TILE: u32 = 64;
 /// One step in so many reads the oldest prompt first; the others that with the fewest tokens left.
 pub const OLDEST_EVERY: u32 = 4;
 /// Tokens that two prompts have in common from which on they share them.

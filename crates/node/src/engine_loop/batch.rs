@@ -14,7 +14,7 @@ use super::sequences::After;
 use super::sequences::{ActiveSequence, Reading, Stage, Work};
 use super::slices::{CopyOut, Window};
 use super::{EngineLoop, engine_error};
-use crate::limits::{MIN_CHUNK, OLDEST_EVERY, STALL};
+use crate::limits::{MIN_CHUNK, OLDEST_EVERY, STALL, TILE};
 use crate::sequence::SequenceId;
 
 /// How long steps take, for the size of the next one.
@@ -22,8 +22,10 @@ use crate::sequence::SequenceId;
 pub(super) struct Pace {
     /// A step of answers alone, in seconds.
     answers: Option<f64>,
-    /// Each token of a prompt besides, in seconds.
-    token: Option<f64>,
+    /// Each token of a prompt besides, in seconds, in steps of fewer tokens than a tile...
+    small: Option<f64>,
+    /// ... and in others.
+    large: Option<f64>,
     /// Steps that read prompts.
     reads: u32,
 }
@@ -38,28 +40,42 @@ const ALONE_NUMBERS: usize = 1 << 16;
 
 /// The weight of the last step in a mean.
 const NEWEST: f64 = 0.25;
+/// How many times the mean one step counts at most: the machine may have done something else.
+const OUTLIER: f64 = 2.0;
 
 fn blend(mean: &mut Option<f64>, newest: f64) {
-    *mean = Some(mean.map_or(newest, |m| m + (newest - m) * NEWEST));
+    let capped = |m: f64| m + (newest.min(m * OUTLIER) - m) * NEWEST;
+    *mean = Some(mean.map_or(newest, capped));
+}
+
+/// How many tokens at such a rate take so long.
+fn within(time: Duration, rate: Option<f64>) -> u32 {
+    let each = rate.and_then(|rate| Duration::try_from_secs_f64(rate).ok());
+    let tokens = each.map_or(0, |each| time.as_nanos() / each.as_nanos().max(1));
+    u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
 impl Pace {
-    /// How many tokens of prompts a step reads that has room for so many, beside so many answers.
-    fn budget(&self, room: u32, answers: usize) -> u32 {
-        if answers == 0 {
-            return room;
-        }
-        let Some(token) = self.token.filter(|t| *t > 0.0) else {
-            return MIN_CHUNK.min(room);
+    /// How many tokens of prompts a step reads that has room for so many, beside the answers of so many requests: whole tiles,
+    /// unless these hold answers up for too long.
+    fn budget(&self, room: u32, requests: u32) -> u32 {
+        let few = within(STALL, self.small).clamp(MIN_CHUNK, TILE - 1);
+        let each = self
+            .small
+            .and_then(|rate| Duration::try_from_secs_f64(rate).ok());
+        let long = each.unwrap_or_default().saturating_mul(few).max(STALL);
+        // With many at once, what they wait for is the work of all.
+        let many = within(long.saturating_mul((requests / 2).max(1)), self.large);
+        let tokens = match many < TILE {
+            true => few,
+            // More of them take less each.
+            false => many.saturating_add(TILE / 2) / TILE * TILE,
         };
-        let within = Duration::try_from_secs_f64(token).unwrap_or(STALL);
-        let within = STALL.as_nanos() / within.as_nanos().max(1);
-        let within = u32::try_from(within).unwrap_or(u32::MAX);
-        within.max(MIN_CHUNK).min(room)
+        tokens.min(room)
     }
 
     /// A step of so many tokens of prompts and answers took so long.
-    fn took(&mut self, tokens: u32, answers: usize, took: Duration) {
+    fn took(&mut self, tokens: u32, answers: u32, took: Duration) {
         let took = took.as_secs_f64();
         if tokens == 0 {
             return blend(&mut self.answers, took);
@@ -69,8 +85,11 @@ impl Pace {
             0 => 0.0,
             _ => self.answers.unwrap_or(0.0),
         };
-        if tokens >= MIN_CHUNK {
-            blend(&mut self.token, (took - alone).max(0.0) / f64::from(tokens));
+        let each = (took - alone).max(0.0) / f64::from(tokens);
+        if tokens.saturating_add(answers) >= TILE {
+            blend(&mut self.large, each);
+        } else if tokens >= MIN_CHUNK {
+            blend(&mut self.small, each);
         }
     }
 }
@@ -95,6 +114,11 @@ impl Part {
     }
 }
 
+/// Tokens of all.
+fn count(parts: &[Part]) -> u32 {
+    parts.iter().map(Part::count).fold(0, u32::saturating_add)
+}
+
 /// The blocks of the parts whose layers are given while the next ones are computed.
 type Layers = BTreeMap<Sequence, LayerExport>;
 
@@ -102,21 +126,34 @@ impl EngineLoop {
     /// One token of every answer whose coordinator keeps up, and parts of prompts if they are read in this step.
     pub(super) fn step(&mut self, reads: bool) {
         let mut parts = self.next_tokens();
-        let answers = parts.len();
-        if reads {
-            self.add_chunks(&mut parts);
-        }
-        let mut layers = self.begin_layers(&mut parts);
-        if parts.is_empty() {
+        let mut chunks = match reads {
+            true => self.next_chunks(count(&parts)),
+            false => Vec::new(),
+        };
+        let layers = self.begin_layers(&mut chunks);
+        if parts.is_empty() && chunks.is_empty() {
             return;
         }
         self.engine.begin_step();
+        if self.engine.threads().is_some() && count(&chunks) >= TILE {
+            // In one call answers would be computed in tiles, too, each with the KV of all others.
+            self.compute(std::mem::take(&mut parts), Layers::new());
+        }
+        parts.append(&mut chunks);
+        self.compute(parts, layers);
+        self.engine.end_step();
+    }
+
+    /// One call of the engine.
+    fn compute(&mut self, parts: Vec<Part>, mut layers: Layers) {
+        if parts.is_empty() {
+            return;
+        }
         let begun = Instant::now();
-        let result = self.evaluate(&parts, &mut layers);
-        let took = begun.elapsed();
-        match result {
+        match self.evaluate(&parts, &mut layers) {
             Ok(rows) => {
-                self.measure_step(&parts, answers, took);
+                let took = begun.elapsed();
+                self.measure_step(&parts, took);
                 self.take_step(parts, rows, layers, took);
             }
             Err(e) => {
@@ -126,7 +163,6 @@ impl EngineLoop {
                 }
             }
         }
-        self.engine.end_step();
     }
 
     fn evaluate(
@@ -166,7 +202,7 @@ impl EngineLoop {
     fn begin_layers(&mut self, parts: &mut Vec<Part>) -> Layers {
         let mut layers = Layers::new();
         let mut gone = Vec::new();
-        for part in parts.iter().filter(|p| !p.is_answer && p.count() > 0) {
+        for part in parts.iter().filter(|p| p.count() > 0) {
             let Some(sequence) = self.sequences.get_mut(&part.id) else {
                 continue;
             };
@@ -220,12 +256,16 @@ impl EngineLoop {
         parts
     }
 
-    /// Adds parts of prompts: first of those with the fewest tokens left, so that their answers begin; now and then of the
-    /// oldest.
-    fn add_chunks(&mut self, parts: &mut Vec<Part>) {
-        let answers = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+    /// Parts of prompts beside so many answers: first of those with the fewest tokens left, so that their answers begin; now
+    /// and then of the oldest.
+    fn next_chunks(&self, answers: u32) -> Vec<Part> {
+        let mut parts = Vec::new();
         let room = self.engine.capacity().call_tokens().saturating_sub(answers);
-        let mut budget = self.pace.budget(room, parts.len());
+        let requests = u32::try_from(self.sequences.len()).unwrap_or(u32::MAX);
+        let mut budget = match answers {
+            0 => room,
+            _ => self.pace.budget(room, requests),
+        };
         let all = self.sequences.iter();
         let mut ready: Vec<(SequenceId, u32)> = all
             .filter(|(_, sequence)| sequence.can_read())
@@ -240,7 +280,7 @@ impl EngineLoop {
         }
         for (id, _) in ready {
             if budget == 0 {
-                return;
+                break;
             }
             let Some(sequence) = self.sequences.get(&id) else {
                 continue;
@@ -256,20 +296,20 @@ impl EngineLoop {
                 is_answer: false,
             });
         }
+        parts
     }
 
     /// Counts what can be compared: answers alone, or one prompt alone.
-    fn measure_step(&mut self, parts: &[Part], answers: usize, took: Duration) {
-        let read = parts.iter().filter(|p| !p.is_answer);
-        let read: usize = read.map(|p| p.tokens.len()).sum();
-        self.pace
-            .took(u32::try_from(read).unwrap_or(u32::MAX), answers, took);
+    fn measure_step(&mut self, parts: &[Part], took: Duration) {
+        let answers = parts.iter().filter(|p| p.is_answer).count();
+        let answers = u32::try_from(answers).unwrap_or(u32::MAX);
+        let read = count(parts).saturating_sub(answers);
+        self.pace.took(read, answers, took);
         let measured = self.measured.lock();
         let mut measured = measured.unwrap_or_else(std::sync::PoisonError::into_inner);
         match parts {
             [one] if !one.is_answer => {
-                let end = one.start + u32::try_from(read).unwrap_or(0);
-                measured.prefilled(&(one.start..end), took);
+                measured.prefilled(&(one.start..one.end()), took);
             }
             _ if read == 0 => {
                 let steps = parts.iter().map(|part| DecodeStep {
@@ -291,13 +331,12 @@ impl EngineLoop {
         mut layers: Layers,
         took: Duration,
     ) {
-        let all: usize = parts.iter().map(|p| p.tokens.len()).sum();
+        let all = f64::from(count(&parts).max(1));
         let ids = parts.iter().filter(|p| p.logits).map(|p| p.id);
         let rows: BTreeMap<SequenceId, Vec<f32>> = ids.zip(rows).collect();
         for part in parts {
             if !part.is_answer {
-                let all = u32::try_from(all.max(1)).unwrap_or(u32::MAX);
-                let share = f64::from(part.count()) / f64::from(all);
+                let share = f64::from(part.count()) / all;
                 let after = self.has_read(&part, layers.remove(&part.place), took.mul_f64(share));
                 self.go_on(part.id, after);
             }
@@ -413,5 +452,32 @@ impl ActiveSequence {
         let is_cut = self.cuts.first() == Some(&end);
         self.cuts.retain(|cut| *cut > end);
         is_cut
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_prompts_are_whole_tiles_as_far_as_answers_may_wait() {
+        // (milliseconds of a token in small steps and in large ones, requests, tokens of a part)
+        for (small, large, requests, tokens) in [
+            (1.0, 0.25, 2, 192),
+            (1.0, 0.25, 8, 512),
+            (5.0, 3.0, 2, MIN_CHUNK),
+            (5.0, 3.0, 8, 128),
+            (0.5, 0.9, 2, TILE - 1),
+        ] {
+            let mut pace = Pace::default();
+            assert_eq!(pace.budget(512, requests), MIN_CHUNK);
+            for (rate, count) in [(small, MIN_CHUNK), (large, 512)] {
+                let took = Duration::from_secs_f64(rate * f64::from(count) / 1e3);
+                pace.took(count, 0, took);
+            }
+            let case = format!("{small} {large} {requests}");
+            assert_eq!(pace.budget(512, requests), tokens, "{case}");
+            assert_eq!(pace.budget(5, requests), 5, "{case}");
+        }
     }
 }

@@ -67,13 +67,13 @@ impl Beginnings {
         self.clock
     }
 
-    /// Makes room: releases the sequence that was not used for longest, but not that one; then what pages are made of for
-    /// no request. False if there is none.
+    /// Makes room: releases the sequence that was not used for longest, but not that one, and those last of which pages are
+    /// still to be made; then what pages are made of for no request. False if there is none.
     pub(super) fn evict(&mut self, engine: &mut dyn KvEngine, but: Option<Sequence>) -> bool {
         let all = self.cached.iter().enumerate();
         let oldest = all
             .filter(|(_, cached)| Some(cached.place) != but)
-            .min_by_key(|(_, cached)| cached.used);
+            .min_by_key(|(_, cached)| (cached.pages.is_some(), cached.used));
         if let Some((at, _)) = oldest {
             engine.release(self.cached.swap_remove(at).place);
             return true;
@@ -151,7 +151,7 @@ impl Beginnings {
     }
 
     /// How many sequences of ended requests are to become pages.
-    fn unpaged(&self) -> usize {
+    pub(super) fn unpaged(&self) -> usize {
         let waiting = self.cached.iter().filter(|c| c.pages.is_some());
         let free = self.retiring.iter().filter(|r| r.admission.is_none());
         waiting.count() + free.count()

@@ -140,7 +140,8 @@ impl EngineLoop {
                 is_own,
             })
         });
-        let is_urgent = !is_own || sequence.salt.is_none() || self.engine.capacity().cached == 0;
+        let is_full = self.beginnings.unpaged() >= self.engine.capacity().cached as usize;
+        let is_urgent = !is_own || sequence.salt.is_none() || is_full;
         let Some(mut sequence) = self.sequences.remove(&id) else {
             return;
         };
