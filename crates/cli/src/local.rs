@@ -4,12 +4,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context as _, bail};
 use clap::Args;
-use sysinfo::System;
 use tandem_cluster::{Ending, Security};
 use tandem_engine::{Capacity, KvEngine};
-use tandem_engine_llama::gguf::{Value, metadata};
 use tandem_engine_llama::{LlamaOptions, MAX_SEQUENCES, cached_sequences};
 use tandem_node::{Limits, NodeConfig, PagesConfig, RunError};
 use tandem_proto::Role;
@@ -17,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use crate::context::Context;
 use crate::environment::Environment;
 use crate::sources::Source;
 use crate::{loading, version};
@@ -24,10 +23,6 @@ use tandem_engine_llama::build::cores;
 
 /// Name of the node in routes and answers.
 pub const NAME: &str = "here";
-/// Tokens of one sequence of a model that does not say what it was trained for.
-const CONTEXT: u32 = 16384;
-/// The part of the free memory that caches take, where the command line does not say how long sequences are.
-const CACHE_PART: u64 = 2;
 /// Tokens of a chunk, and computed at once.
 const CHUNK: u32 = tandem_coordinator::Config::DEFAULT_CHUNK;
 /// Longest wait for the node to end after it was told to.
@@ -55,15 +50,12 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Where this many bytes are free for the cache of the model.
-    fn options(&self, path: &Path, free: u64, environment: &Environment) -> LlamaOptions {
-        let most = tandem_handoff::limits::MAX_TOKENS;
-        let trained = || trained_context(path).unwrap_or(CONTEXT).clamp(2, most);
+    fn options(&self, path: &Path, context: &Context, environment: &Environment) -> LlamaOptions {
         LlamaOptions {
             capacity: Capacity {
                 sequences: self.slots,
                 cached: cached_sequences(self.slots),
-                tokens_per_sequence: self.context.unwrap_or_else(trained),
+                tokens_per_sequence: context.tokens(path),
                 prefill_tokens: CHUNK,
                 microbatch_tokens: CHUNK,
             },
@@ -71,45 +63,10 @@ impl Arguments {
             gpu_layers: self.gpu_layers,
             // Nobody takes KV from here.
             by_layer: false,
-            cache_bytes: self.context.is_none().then_some(free),
+            cache_bytes: context.cache_bytes(),
             fingerprints: environment.fingerprints(),
             ..LlamaOptions::default()
         }
-    }
-}
-
-/// Bytes for the cache of each of these models: their part of what is left when all weights are in memory.
-fn free_for_each(models: &[Source]) -> u64 {
-    let mut system = System::new();
-    system.refresh_memory();
-    let weights: u64 = models.iter().map(|model| file_bytes(&model.path)).sum();
-    let count = u64::try_from(models.len()).unwrap_or(1).max(1);
-    system.available_memory().saturating_sub(weights) / CACHE_PART / count
-}
-
-/// Bytes of a model, with all parts of its file.
-fn file_bytes(path: &Path) -> u64 {
-    let size = |path: &Path| std::fs::metadata(path).map_or(0, |m| m.len());
-    let name = path.file_name().and_then(|name| name.to_str());
-    let parts = name.and_then(|name| name.split_once("-00001-of-"));
-    let (Some((stem, rest)), Some(folder)) = (parts, path.parent()) else {
-        return size(path);
-    };
-    let is_part = |name: &str| name.starts_with(stem) && name.ends_with(&format!("-of-{rest}"));
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let parts = entries.filter(|e| e.file_name().to_str().is_some_and(is_part));
-    parts.map(|part| size(&part.path())).sum()
-}
-
-/// Tokens that a model was trained for, by its file.
-fn trained_context(path: &Path) -> Option<u32> {
-    let metadata = metadata(path).ok()?;
-    let Some(Value::Text(architecture)) = metadata.get("general.architecture") else {
-        return None;
-    };
-    match metadata.get(&format!("{architecture}.context_length")) {
-        Some(Value::Int(tokens)) => u32::try_from(*tokens).ok(),
-        _ => None,
     }
 }
 
@@ -132,9 +89,10 @@ impl LocalNode {
         environment: &Environment,
     ) -> anyhow::Result<Self> {
         loading::take_turns(environment);
-        let free = free_for_each(&models);
+        let paths = models.iter().map(|model| model.path.as_path());
+        let context = Context::new(arguments.context, paths);
         let load = |model: Source| {
-            let options = arguments.options(&model.path, free, environment);
+            let options = arguments.options(&model.path, &context, environment);
             (model, options)
         };
         let models: Vec<(Source, LlamaOptions)> = models.into_iter().map(load).collect();

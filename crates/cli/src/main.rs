@@ -11,6 +11,7 @@ mod cluster;
 mod commands;
 mod compare;
 mod config;
+mod context;
 mod coordinator;
 mod course;
 mod demo;

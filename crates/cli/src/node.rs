@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use tandem_cluster::{Ending, Security};
 use tandem_engine::{Capacity, KvEngine};
@@ -16,10 +16,11 @@ use tandem_node::{DiskConfig, Limits, NodeConfig, PagesConfig};
 use tandem_proto::Role;
 
 use crate::address::listen_address;
+use crate::context::{CONTEXT, Context};
 use crate::environment::Environment;
 use crate::paced::{self, Paced};
 use crate::shutdown::{self, StdinWatch};
-use crate::sources::{self, Wanted};
+use crate::sources::{self, Source, Wanted};
 use crate::{cluster, loading, output, security, version};
 
 /// Largest batch that is computed at once unless the command line says otherwise, in tokens.
@@ -44,9 +45,10 @@ pub struct Arguments {
     /// Where KV from prefill nodes is taken in [default: the same IP, any free port].
     #[arg(long, value_name = "IP:PORT", value_parser = listen_address)]
     handoff: Option<SocketAddr>,
-    /// Tokens of one sequence, prompt and answer together.
-    #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(2..=i64::from(MAX_TOKENS)))]
-    context: u32,
+    /// Tokens of one sequence, prompt and answer together, of each model [default: what it was trained for, as far as half of
+    /// the free memory holds all sequences; 16384 for paced engines].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..=i64::from(MAX_TOKENS)))]
+    context: Option<u32>,
     /// What computes: `llama`, or `paced:` and the machine of a profile, such as paced:spark, which takes that machine's
     /// time and computes nothing; its --model names a model of the profiles, such as code=gpt-oss-120b.
     #[arg(long, default_value = LLAMA)]
@@ -279,10 +281,10 @@ fn load(
     arguments: &Arguments,
     environment: &Environment,
 ) -> anyhow::Result<Vec<(String, Box<dyn KvEngine>)>> {
-    let capacity = Capacity {
+    let capacity = |tokens_per_sequence| Capacity {
         sequences: arguments.slots,
         cached: cached_sequences(arguments.slots),
-        tokens_per_sequence: arguments.context,
+        tokens_per_sequence,
         prefill_tokens: arguments.chunk,
         microbatch_tokens: arguments.ubatch(),
     };
@@ -290,27 +292,34 @@ fn load(
         let paced = Paced::read(&arguments.engine, arguments.speed)?;
         let named = |(name, model): &(String, PathBuf)| (name.clone(), model.display().to_string());
         let models: Vec<_> = arguments.model.iter().map(named).collect();
-        return paced.load(&models, capacity);
+        return paced.load(&models, capacity(arguments.context.unwrap_or(CONTEXT)));
     }
     if arguments.speed != 1.0 {
         bail!("--speed is for paced engines; --engine names none");
     }
-    let options = LlamaOptions {
-        capacity,
-        threads: arguments.threads.unwrap_or_else(cores),
-        gpu_layers: arguments.gpu_layers,
-        by_layer: Role::from(arguments.role).prefills(),
-        fingerprints: environment.fingerprints(),
-        ..LlamaOptions::default()
-    };
-    let load = |(name, path): &(String, PathBuf)| {
+    let find = |(name, path): &(String, PathBuf)| {
         let wanted = Wanted {
             name: Some(name.clone()),
             source: path.display().to_string(),
         };
         let found = crate::on_runtime(sources::obtain(&wanted, environment));
-        let found = found.with_context(|| format!("--model `{name}`"))?;
-        loading::load(name, &found.path, &options)
+        found.with_context(|| format!("--model `{name}`"))
     };
-    arguments.model.iter().map(load).collect()
+    let models = arguments.model.iter().map(find);
+    let models: Vec<Source> = models.collect::<anyhow::Result<_>>()?;
+    let paths = models.iter().map(|model| model.path.as_path());
+    let context = Context::new(arguments.context, paths);
+    let load = |model: &Source| {
+        let options = LlamaOptions {
+            capacity: capacity(context.tokens(&model.path)),
+            threads: arguments.threads.unwrap_or_else(cores),
+            gpu_layers: arguments.gpu_layers,
+            by_layer: Role::from(arguments.role).prefills(),
+            cache_bytes: context.cache_bytes(),
+            fingerprints: environment.fingerprints(),
+            ..LlamaOptions::default()
+        };
+        loading::load(&model.name, &model.path, &options)
+    };
+    models.iter().map(load).collect()
 }

@@ -11,11 +11,14 @@ use super::daemon::{Daemon, shared_dir, write_config};
 const REQUIREMENTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/requirements.txt");
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/openai_client.py");
 
+/// Less than what the client calls too long.
+const CONTEXT: [&str; 2] = ["--context", "8192"];
+
 #[test]
 fn the_official_client_completes_a_chat_whole_and_streamed() {
     let model = Architecture::Qwen3;
-    let prefill = Daemon::node("prefill", &[model], &[]);
-    let decode = Daemon::node("decode", &[model], &[]);
+    let prefill = Daemon::node("prefill", &[model], &CONTEXT);
+    let decode = Daemon::node("decode", &[model], &CONTEXT);
     let dir = tempfile::tempdir().expect("dir");
     let nodes = [("p", prefill.address), ("d", decode.address)];
     let config = write_config(dir.path(), 512, &nodes, &[(model, &["p"], &["d"])]);
@@ -26,8 +29,8 @@ fn the_official_client_completes_a_chat_whole_and_streamed() {
 #[test]
 fn over_tls_the_official_client_trusts_the_certificate_it_knows() {
     let model = Architecture::Qwen3;
-    let prefill = Daemon::node("prefill", &[model], &[]);
-    let decode = Daemon::node("decode", &[model], &[]);
+    let prefill = Daemon::node("prefill", &[model], &CONTEXT);
+    let decode = Daemon::node("decode", &[model], &CONTEXT);
     let dir = tempfile::tempdir().expect("dir");
     let nodes = [("p", prefill.address), ("d", decode.address)];
     let config = write_config(dir.path(), 512, &nodes, &[(model, &["p"], &["d"])]);
