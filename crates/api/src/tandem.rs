@@ -201,6 +201,9 @@ pub struct TandemInfo {
     pub request_id: String,
     /// How it was served: `remote` or `local` by nodes, or by a `server`.
     pub mode: String,
+    /// It ran alone on its nodes, and gets the same bits each time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reproducible: bool,
     /// Node that evaluated the prompt, or the server.
     pub prefill_node: String,
     /// Node that generated the answer, or the server.

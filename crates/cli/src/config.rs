@@ -44,6 +44,8 @@ pub struct Config {
 pub struct Grading {
     /// Submissions at once.
     pub parallel: usize,
+    /// Each answer gets the same bits whenever it is asked for, which takes longer.
+    pub reproducible: bool,
     /// The job that assesses each criterion.
     pub code_analysis: JobConfig,
     /// The job that writes to the student.
@@ -66,6 +68,7 @@ impl Grading {
         };
         Self {
             parallel: AT_ONCE,
+            reproducible: false,
             code_analysis: job("code", names.first(), ANALYSIS_TOKENS),
             feedback: job("feedback", names.last(), FEEDBACK_TOKENS),
         }
@@ -83,6 +86,8 @@ struct Typed {
 struct TypedGrading {
     #[serde(default = "default_parallel")]
     parallel: usize,
+    #[serde(default)]
+    reproducible: bool,
     code_analysis: Option<JobConfig>,
     feedback: Option<JobConfig>,
 }
@@ -199,6 +204,7 @@ fn check_grading(typed: TypedGrading, config: &CoordinatorConfig) -> anyhow::Res
     }
     Ok(Grading {
         parallel: typed.parallel,
+        reproducible: typed.reproducible,
         code_analysis: check_job("code_analysis", typed.code_analysis, config)?,
         feedback: check_job("feedback", typed.feedback, config)?,
     })

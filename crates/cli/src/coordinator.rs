@@ -123,6 +123,7 @@ impl Coordinator {
             code_analysis: jobs.code_analysis.clone(),
             feedback: jobs.feedback.clone(),
             parallel: jobs.parallel,
+            reproducible: jobs.reproducible,
             wait,
         });
     }

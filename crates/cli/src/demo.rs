@@ -199,6 +199,7 @@ async fn start_coordinator(
         &gradebook,
         &Grading {
             parallel: 1,
+            reproducible: false,
             code_analysis,
             feedback,
         },

@@ -118,6 +118,10 @@ pub struct Arguments {
     /// When the feedback is written: after the analysis and from its points, or at the same time and without them.
     #[arg(long, value_enum, default_value_t = Feedback::After)]
     feedback: Feedback,
+    /// Each answer comes out the same in every run, also in one that was stopped and goes on. It takes longer: a node computes
+    /// one answer at a time. Results say so.
+    #[arg(long)]
+    reproducible: bool,
     /// How long nodes that are away are waited for, in seconds: at the start, and by each request.
     #[arg(long, value_name = "SECONDS", default_value_t = tandem_grading::limits::DEFAULT_NODE_WAIT.as_secs())]
     wait: u64,
@@ -138,7 +142,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         let gradebook = Gradebook::open(&environment.gradebook()?)?;
         let page = gradebook.hand_in(&arguments.course, &rubric, &submissions, roster.as_ref())?;
         let mut setup = arguments.setup.prepare(environment).await?;
-        arguments.set_tokens(&mut setup.config);
+        arguments.set_jobs(&mut setup.config);
         return course::serve(&gradebook, &page, setup, arguments.listen, wait).await;
     }
     let Setup {
@@ -146,7 +150,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
         security,
         mut local,
     } = arguments.setup.prepare(environment).await?;
-    arguments.set_tokens(&mut config);
+    arguments.set_jobs(&mut config);
     let mut coordinator = Coordinator::start(
         ANY_PORT,
         Public::plaintext(),
@@ -169,6 +173,7 @@ pub async fn main(arguments: Arguments, environment: &Environment) -> anyhow::Re
                 let (analysis, feedback) = (jobs.code_analysis.clone(), jobs.feedback.clone());
                 let mut settings = GradingConfig::new(coordinator.base_url(), analysis, feedback);
                 settings.parallel = jobs.parallel;
+                settings.reproducible = jobs.reproducible;
                 settings.feedback_mode = arguments.feedback.into();
                 settings.node_wait = wait;
                 match arguments.stability {
@@ -290,8 +295,9 @@ impl Arguments {
         Ok((submissions, roster))
     }
 
-    fn set_tokens(&self, config: &mut Config) {
+    fn set_jobs(&self, config: &mut Config) {
         let jobs = &mut config.grading;
+        jobs.reproducible |= self.reproducible;
         for (tokens, job) in [
             (self.analysis_tokens, &mut jobs.code_analysis),
             (self.feedback_tokens, &mut jobs.feedback),

@@ -216,6 +216,11 @@ impl HandoffConfig {
         self.reuse && self.keep != KeepAnswers::Never && goes_on(prompt)
     }
 
+    /// True if nodes compute this request alone, with the same bits each time.
+    pub(crate) const fn is_reproducible(&self, request: &Request) -> bool {
+        self.reproducible || request.reproducible
+    }
+
     /// The terms of one request.
     pub(crate) fn terms(&self, request: &Request, plan: &Plan) -> HandoffTerms {
         let prompt = &request.prompt;
@@ -224,7 +229,7 @@ impl HandoffConfig {
             codec: self.codec,
             salt: request.cache_salt.clone(),
             reuse: self.reuse,
-            reproducible: self.reproducible || request.reproducible,
+            reproducible: self.is_reproducible(request),
             keep: request.keep && self.keeps(prompt),
             bound: ParityBound {
                 kl: self.parity_kl,

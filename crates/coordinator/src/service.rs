@@ -51,8 +51,10 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// With what the decode node would have taken alone.
+    /// With what the decode node would have taken alone, and which mode it was.
     fn told(&self, request: &Request, mut info: TandemInfo) -> TandemInfo {
+        let is_by_nodes = info.server.is_none();
+        info.reproducible = is_by_nodes && self.config.handoff.is_reproducible(request);
         info.alone = self.profiles.alone(&request.model, &info);
         info
     }

@@ -72,6 +72,7 @@ impl Timeline {
         TandemInfo {
             request_id: request.to_owned(),
             mode: mode.to_owned(),
+            reproducible: false,
             prefill_node: remote.unwrap_or(&plan.decode).clone(),
             decode_node: plan.decode.clone(),
             prompt_tokens: self.prompt_tokens,

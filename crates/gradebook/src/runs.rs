@@ -32,6 +32,9 @@ pub(crate) struct Settings {
     /// Where the job stands in its prompts; runs that do not say so are older than the other place.
     #[serde(default)]
     pub(crate) layout: Layout,
+    /// Each answer gets the same bits whenever it is asked for, which takes longer.
+    #[serde(default)]
+    pub(crate) reproducible: bool,
     /// How the feedback is written, where otherwise than the rubric says.
     #[serde(default)]
     pub(crate) style: Style,
@@ -48,6 +51,7 @@ impl Settings {
             feedback: server.feedback.clone(),
             feedback_mode: FeedbackMode::After,
             layout: Layout::of(&server.code_analysis, &server.feedback),
+            reproducible: server.reproducible,
             style: Style::default(),
             asks_anew: false,
         }
@@ -70,6 +74,7 @@ impl Settings {
         config.feedback = self.feedback.clone();
         config.feedback_mode = self.feedback_mode;
         config.layout = self.layout;
+        config.reproducible = self.reproducible;
         let told = server.told().await.map_err(|error| {
             tracing::warn!(%error, "the server does not say which models it has");
             PageError::NoAnswer

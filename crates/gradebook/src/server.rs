@@ -17,6 +17,8 @@ pub struct ModelServer {
     pub feedback: JobConfig,
     /// Requests of each job at once.
     pub parallel: usize,
+    /// Each answer gets the same bits whenever it is asked for, which takes longer; unless somebody chooses otherwise.
+    pub reproducible: bool,
     /// How long a request waits for a model that is away; the run ends then, and can be continued.
     pub wait: Duration,
 }
@@ -30,6 +32,7 @@ impl ModelServer {
             self.feedback.clone(),
         );
         config.parallel = self.parallel;
+        config.reproducible = self.reproducible;
         config.keep = false;
         config.node_wait = self.wait;
         config

@@ -368,6 +368,8 @@ pub(crate) struct StartPage {
     pub(crate) down: Vec<String>,
     pub(crate) chosen: [String; 2],
     pub(crate) is_parallel: bool,
+    /// The answers of the last run had the same bits each time.
+    pub(crate) is_reproducible: bool,
     pub(crate) style: StyleView,
     /// Where its rubric is written.
     pub(crate) rubric: String,

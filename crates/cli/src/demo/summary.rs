@@ -187,6 +187,7 @@ mod tests {
             attempts: 1,
             usage: None,
             tandem: Some(TandemInfo {
+                reproducible: false,
                 mode: "remote".into(),
                 tokens: Some(tokens.to_vec()),
                 ..TandemInfo::default()

@@ -206,6 +206,60 @@ fn a_run_that_is_killed_goes_on_where_it_was() {
     assert!(in_the_middle > 0, "no run was killed in the middle");
 }
 
+/// What a run says of each submission, without times and numbers of requests.
+fn said(out: &Path) -> BTreeMap<String, Value> {
+    let timeless = |(name, bytes): (String, Vec<u8>)| {
+        let mut graded: Value = serde_json::from_slice(&bytes).expect("JSON");
+        for job in graded["jobs"].as_array_mut().expect("jobs") {
+            assert_eq!(job["tandem"]["reproducible"], true, "{name}");
+            let job = job.as_object_mut().expect("a job");
+            job.retain(|key, _| ["job", "model", "question", "answer"].contains(&key.as_str()));
+        }
+        (name, graded)
+    };
+    singles(out).into_iter().map(timeless).collect()
+}
+
+/// The table of a run, without the columns of times.
+fn table(out: &Path) -> Vec<Vec<String>> {
+    let csv = std::fs::read_to_string(out.join("results.csv")).expect("results.csv");
+    let (header, rows) = csv.split_once('\n').expect("a header");
+    let is_time: Vec<bool> = header.split(',').map(|n| n.ends_with("_ms")).collect();
+    assert!(is_time.contains(&true), "{header}");
+    // The reasons, which may have commas, stand behind the times.
+    let cells = |row: &str| {
+        let cells = row.splitn(is_time.len(), ',').zip(&is_time);
+        let rest = cells.filter(|(_, is_time)| !**is_time);
+        rest.map(|(cell, _)| cell.to_owned()).collect()
+    };
+    rows.lines().map(cells).collect()
+}
+
+#[test]
+fn a_reproducible_run_that_was_killed_gives_what_an_undisturbed_one_gives() {
+    let dir = tempfile::tempdir().expect("dir");
+    let (_node, config) = small_models(dir.path());
+    // Several at once would be one batch.
+    let text = std::fs::read_to_string(&config).expect("config");
+    let text = text.replace("parallel = 1", "parallel = 3");
+    std::fs::write(&config, text).expect("config");
+    let mode = ["--reproducible"];
+    let whole = dir.path().join("whole");
+    finished(grade(&config, &whole, &mode));
+    let out = dir.path().join("killed");
+    let mut child = grade(&config, &out, &mode).spawn().expect("it starts");
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while singles(&out).len() < 2 && Instant::now() < give_up {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().expect("killed");
+    child.wait().expect("its end");
+    assert!(singles(&out).len() < 3, "it was not killed in the middle");
+    finished(grade(&config, &out, &["--reproducible", "--resume"]));
+    assert_eq!(said(&out), said(&whole));
+    assert_eq!(table(&out), table(&whole));
+}
+
 #[test]
 fn a_dry_run_asks_nothing_and_says_what_fits() {
     let model = ["--context", "4000"];

@@ -39,6 +39,8 @@ pub(crate) struct Wanted {
     feedback: String,
     #[serde(default)]
     mode: String,
+    #[serde(default)]
+    answers: String,
     /// The work, where one alone is graded again.
     work: Option<String>,
     #[serde(flatten)]
@@ -179,7 +181,8 @@ pub(crate) async fn form(
         chosen: settings.as_ref().map_or_else(Default::default, |s| {
             [s.code_analysis.model.clone(), s.feedback.model.clone()]
         }),
-        is_parallel: settings.is_some_and(|s| s.feedback_mode == FeedbackMode::Parallel),
+        is_parallel: (settings.as_ref()).is_some_and(|s| s.feedback_mode == FeedbackMode::Parallel),
+        is_reproducible: settings.is_some_and(|s| s.reproducible),
         runs: found
             .runs
             .iter()
@@ -211,6 +214,11 @@ pub(crate) async fn start(
     match wanted.mode.as_str() {
         "parallel" => settings.feedback_mode = FeedbackMode::Parallel,
         "after" => settings.feedback_mode = FeedbackMode::After,
+        _ => {}
+    }
+    match wanted.answers.as_str() {
+        "reproducible" => settings.reproducible = true,
+        "throughput" => settings.reproducible = false,
         _ => {}
     }
     if let Some(style) = wanted.style.style()? {

@@ -61,6 +61,7 @@ impl Models {
             code_analysis: job("code"),
             feedback: job("words"),
             parallel: 2,
+            reproducible: false,
             wait: Duration::from_millis(200),
         }
     }
